@@ -7,7 +7,8 @@ import threading
 from pathlib import Path
 
 import pyarrow as pa
-from harness import Bench, wait
+from harness import Bench
+from patience import wait
 
 from holdfast.model import Barrier, ChannelId, Epoch, Generation, JobUuid, Subtask
 from holdfast.runtime.processes.exchange import TcpNetwork
@@ -51,7 +52,7 @@ def bench_channels(bench: Bench) -> None:
             missing.difference_update([c for c in missing if links[c.receiver].take(c) is not None])
             return not missing
 
-        wait(arrived, "all barriers", timeout_s=300.0)
+        wait(arrived, "all barriers")
     files, threads, memory = (now - then for now, then in zip(held(), before, strict=True))
     assert not broken and threads >= 2 * len(channels)
     for each in links:

@@ -17,7 +17,8 @@ from typing import Any
 
 import psutil
 import pytest
-from harness import Bench, wait
+from harness import Bench
+from patience import wait
 from recovery_engines import (
     Continuous,
     Engine,

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from harness import Bench, wait
+from harness import Bench
+from patience import wait
 
 from holdfast.checkpoint.repository import open_verified
 from holdfast.errors import Unavailable
@@ -60,7 +61,7 @@ def leave_folder(path: Path, memory: RocksMemory, count: int) -> None:
     store = filled(new_store(cold), count)
     store.commit(Epoch(1))
     store.completed(Cut(Epoch(1), "hash"))
-    wait(lambda: applied(store), "RocksDB to take all rows", timeout_s=600)
+    wait(lambda: applied(store), "RocksDB to take all rows")
     cold.flush()
     cold.close()
 

@@ -20,7 +20,8 @@ import psutil
 import pyarrow as pa
 import pytest
 from bench_recovery import kill, spread
-from harness import Bench, wait
+from harness import Bench
+from patience import wait
 from recovery_engines import first_record
 from running import Run, running
 from s3_store import S3Store, s3_store
@@ -201,7 +202,7 @@ def await_complete(folder: Path, standbys: int) -> int:
         behind = len(copies) < standbys or any(worker["lag_epochs"] != 0 or worker["lag_bytes"] for worker in copies)
         return None if behind or shown["checkpoint"]["epoch"] < wanted else shown
 
-    shown = wait(complete, "standbys with complete copies", AWAITED_S)
+    shown = wait(complete, "standbys with complete copies")
     return sum(worker["state_bytes"] or 0 for worker in shown["workers"] if worker["role"] == "worker")
 
 

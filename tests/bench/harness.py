@@ -5,13 +5,9 @@ The smoke size runs in `make test` like other tests, so that no benchmark rots; 
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
-
-_POLL_S = 0.02
 
 
 class Bench:
@@ -48,15 +44,3 @@ class Bench:
         sizes = ", ".join(f"{what} {count:,}" for what, count in self.sizes.items())
         rate = f"{per / self.seconds:,.0f} {unit}s/s, {self.seconds / per * 1e6:.3f} us each"
         self.line = f"{self.name}: {rate} ({sizes}; check {check:,})"
-
-
-def wait(found: Any, what: str, timeout_s: float = 30.0) -> Any:
-    """Poll for something, with a limit: a time, or longer while polls are so rare that the machine must be busy."""
-    begun, polls, pause = time.monotonic(), 0, threading.Event()
-    while not (value := found()):
-        polls += 1
-        waited_s = time.monotonic() - begun
-        busy = polls < timeout_s / _POLL_S / 5 and waited_s < 5 * timeout_s
-        assert waited_s < timeout_s or busy, f"waited for {what}, {waited_s:.0f} s and {polls} polls"
-        pause.wait(_POLL_S)
-    return value

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from patience import wait_for_end
 from peer_jobs import Places
 from peer_usage import Usage, used_by
 
@@ -97,7 +98,7 @@ def holdfast(query: str, places: Places, every: str = "5s") -> Ran:
     output = places.folder / "holdfast.txt"
     usage = used_by(command, places.folder, variables, output, TIMEOUT_S, look)
     assert began_at, f"no worker was seen with a record: {output.read_text()[-3_000:]}"
-    assert stops[0].wait(TIMEOUT_S) == 0
+    assert wait_for_end(stops[0], "the end of a stop") == 0
     repository = Repository(open_objects(str(root / query)))
     job = repository.read_log()
     assert job is not None and job.finished

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import polars as pl
 import psutil
-from harness import wait
+from patience import WALL_S, wait, wait_for_end
 from running import Run, pid_gone
 from spark_events import SparkEvents
 from standalone import (
@@ -44,7 +44,6 @@ EVERY = "1s"
 NO_LIMIT = 1_000_000_000
 LOOKS_MAX = 40
 """How many processes are killed at most until one was running a task: tasks take milliseconds, and processes wait."""
-SLOW_S = 120.0
 _HERE = Path(__file__).parent
 _BUSY = (psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP)
 
@@ -96,23 +95,21 @@ class Engine(Protocol):
 def next_epoch(engine: Engine, at: float) -> Epoch:
     """Return the first epoch that began after this moment, once it is done."""
     found: Epoch = wait(
-        lambda: next((each for each in engine.epochs() if each.began > at), None), "an epoch after the kill", SLOW_S
+        lambda: next((each for each in engine.epochs() if each.began > at), None), "an epoch after the kill"
     )
     return found
 
 
 def first_done(engine: Engine, at: float) -> float:
     """Return when the first epoch after this moment was done, whenever it began: a driver repeats the last batch."""
-    found: float = wait(
-        lambda: next((each.done for each in engine.epochs() if each.done > at), None), "the next epoch", SLOW_S
-    )
+    found: float = wait(lambda: next((each.done for each in engine.epochs() if each.done > at), None), "the next epoch")
     return found
 
 
 def settled(engine: Engine, epochs: int = 3) -> None:
     """Wait until so many further epochs are done."""
     at = time.time()
-    wait(lambda: sum(each.done > at for each in engine.epochs()) >= epochs, "further epochs", SLOW_S)
+    wait(lambda: sum(each.done > at for each in engine.epochs()) >= epochs, "further epochs")
 
 
 class _OnSpark:
@@ -122,7 +119,7 @@ class _OnSpark:
         self._cluster, self._events = cluster, events
 
     def at_moment(self, *, during: bool) -> None:
-        wait(lambda: self._events.job_runs() is during, "a job" if during else "a pause between jobs", SLOW_S)
+        wait(lambda: self._events.job_runs() is during, "a job" if during else "a pause between jobs")
 
     def first_record(self, at: float) -> float | None:
         return None
@@ -135,7 +132,7 @@ class _OnSpark:
         """
         for _ in range(LOOKS_MAX):
             failed = self._events.look().tasks_failed
-            task = wait(self._at_work, "a task at work", SLOW_S)
+            task = wait(self._at_work, "a task at work")
             at = time.time()
             task.kill()
             struck(at)
@@ -162,7 +159,7 @@ class _OnSpark:
         at = time.time()
         victim.kill()
         wait(lambda: pid_gone(victim.pid) and self._events.look().executors_lost > lost, "the loss to be noticed")
-        wait(lambda: len(self._cluster.executors()) == 2, "another executor", SLOW_S)
+        wait(lambda: len(self._cluster.executors()) == 2, "another executor")
         return at
 
 
@@ -226,7 +223,7 @@ class Continuous(_Job):
 
     def lose_executor(self, *, during: bool) -> float:
         # After a start, free slots are warmed up, which takes seconds; after those a replacement is started there.
-        wait(lambda: len(self._cluster.tasks()) == HOSTS * CORES, "a Python process for every slot", SLOW_S)
+        wait(lambda: len(self._cluster.tasks()) == HOSTS * CORES, "a Python process for every slot")
         return self._lose(lose_executor)
 
     def lose_driver(self, *, during: bool) -> float:
@@ -284,7 +281,7 @@ class StructuredStreaming(_OnSpark):
         at = time.time()
         with self._started(FILES_PER_BATCH, "python" if python else "sql", "1 second") as driver:
             self._driver = driver
-            wait(lambda: any(each.done > at for each in self.epochs()) or self._check(driver), "a batch", SLOW_S)
+            wait(lambda: any(each.done > at for each in self.epochs()) or self._check(driver), "a batch")
             yield
 
     def epochs(self) -> list[Epoch]:
@@ -299,12 +296,12 @@ class StructuredStreaming(_OnSpark):
         self.at_moment(during=during)
         at = time.time()
         os.kill(self._driver.pid, signal.SIGKILL)
-        assert self._driver.wait(10) == -signal.SIGKILL
+        assert self._driver.wait(WALL_S) == -signal.SIGKILL
         return at
 
     def finish(self) -> None:
         with self._started(100 * FILES_PER_BATCH, "sql") as driver:
-            assert driver.wait(SLOW_S) == 0, self._errors()
+            assert wait_for_end(driver, "the end of the query") == 0, self._errors()
 
     @contextlib.contextmanager
     def _started(self, files: int, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
@@ -321,7 +318,7 @@ class StructuredStreaming(_OnSpark):
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(driver.pid, signal.SIGKILL)
-            driver.wait(10)
+            driver.wait(WALL_S)
 
     def _times(self, folder: str) -> dict[int, float]:
         """Return when the numbered files of a folder were written."""
@@ -350,10 +347,6 @@ def living(folder: Path) -> list[psutil.Process]:
     return found
 
 
-FIRST_RECORD_S = 300.0
-"""Gigabytes of state may have to be downloaded first."""
-
-
 def first_record(folder: Path, restarts: int, subtask: int) -> int:
     """Return when the subtask took its first record after this many restarts, in microseconds.
 
@@ -368,4 +361,4 @@ def first_record(folder: Path, restarts: int, subtask: int) -> int:
         at = [w["first_record_at"] for w in status["workers"] if w["subtasks"] == [subtask] and w["how"]]
         return at[0] if at else None
 
-    return int(wait(found, "the first record", FIRST_RECORD_S))
+    return int(wait(found, "the first record"))

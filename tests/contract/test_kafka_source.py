@@ -15,8 +15,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from harness import wait
-from kafka_server import PASSWORD, USER, KafkaServer
+from kafka_server import ANSWER_WITHIN_S, PASSWORD, USER, KafkaServer
+from patience import WALL_S, wait
 
 import holdfast as hf
 from holdfast.errors import Damaged, NotAdmitted, Unavailable
@@ -95,7 +95,7 @@ class _Thread:
 
     def end(self) -> None:
         self._jobs.put(None)
-        self._thread.join(30)
+        self._thread.join(WALL_S)
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -376,7 +376,7 @@ class TestBrokerThatIsAway:
             finally:
                 kafka.start()
             kafka.produce(topic, numbers(5, 8), 1)
-            wait(lambda: poll() == 13 and "answers again" in caplog.text, "the records behind the outage", 60)
+            wait(lambda: poll() == 13 and "answers again" in caplog.text, "the records behind the outage")
             for reader in readers:
                 reader.close()
             lane.end()
@@ -534,9 +534,9 @@ class TestConsumerGroup:
             publisher.publish({0: 3, 1: 10})
             publisher.publish({0: 4, 1: 10})
             asked = [TopicPartition(topic, partition) for partition in range(2)]
-            assert [each.offset for each in consumer.committed(asked, timeout=30)] == [4, 10]
+            assert [each.offset for each in consumer.committed(asked, timeout=ANSWER_WITHIN_S)] == [4, 10]
             consumer.subscribe([topic])
-            wait(lambda: consumer.consume(1, 0.1), "a member of the group", 60)
+            wait(lambda: consumer.consume(1, 0.1), "a member of the group")
             with pytest.raises(hf.ConfigError, match="consumer group 'billing' has members"):
                 publisher.publish({0: 5, 1: 10})
         finally:

@@ -32,9 +32,9 @@ from failing_servers import (
     unreachable,
     users_in,
 )
-from harness import wait
 from http_receiver import HttpReceiver
 from kafka_server import KafkaServer
+from patience import wait
 from postgres_server import GUARDED
 from postgres_server import running as running_postgres
 from proxied import Proxied, free_address
@@ -220,7 +220,7 @@ class TestImmediate:
                     for _ in range(2):
                         with pytest.raises(Unavailable):
                             target.write(HERE, 2, [put(2, "bea")])
-            wait(lambda: written(target), "the write that is repeated", 60)
+            wait(lambda: written(target), "the write that is repeated")
             target.write(HERE, 3, [put(3, "cat")])
         assert sorted(failing.rows()) == [(1, "ann"), (2, "bea"), (3, "cat")]
 
@@ -258,7 +258,7 @@ class TestRestores:
                     users_in(changelog)
                 assert changelog.kafka.where in caught.value.what and caught.value.not_done == "no state was restored"
                 assert caught.value.next_step.startswith("no action needed: a job that restores its state tries again")
-        assert wait(lambda: restored(changelog), "a restore", 60) == dict.fromkeys(range(3), "x")
+        assert wait(lambda: restored(changelog), "a restore") == dict.fromkeys(range(3), "x")
 
     @IN_EVERY_WAY
     def test_that_are_cut_off_in_the_middle_give_no_state(self, kafka_away: FailingKafka, how: Fault) -> None:
@@ -280,10 +280,10 @@ class TestRestores:
 
             kafka_away.link.toxic("bandwidth", rate=2_000)
             fault.callback(kafka_away.link.untoxic, "bandwidth")
-            error: Unavailable = wait(cut_off, "a read that is cut off", 60)
+            error: Unavailable = wait(cut_off, "a read that is cut off")
             assert 0 < seen[-1][0] < seen[-1][1], "the fault came in the middle"
             assert error.not_done == "no state was restored"
-        assert wait(lambda: restored(changelog), "a restore", 60) == dict.fromkeys(range(60000), "x" * 200)
+        assert wait(lambda: restored(changelog), "a restore") == dict.fromkeys(range(60000), "x" * 200)
 
     def test_wait_for_a_broker_that_was_killed_with_a_transaction_open(self, kafka_away: FailingKafka) -> None:
         """The delivery is repeated, and the state has each row once."""
@@ -303,13 +303,13 @@ class TestRestores:
                     target.deliver(tag(2), [kit.batch((7, "y"))])
                 return bool(killed)
 
-            wait(struck, "the end of the broker", 60)
+            wait(struck, "the end of the broker")
         with pytest.raises(Unavailable):
             users_in(changelog)
         kafka_away.server.start()
         with kit.target() as target:
-            wait(lambda: redelivered(target, tag(2), [kit.batch((7, "y"))]), "the delivery that is repeated", 90)
-        assert wait(lambda: restored(changelog), "a restore", 60) == {0: "x", 1: "x", 2: "x", 7: "y"}
+            wait(lambda: redelivered(target, tag(2), [kit.batch((7, "y"))]), "the delivery that is repeated")
+        assert wait(lambda: restored(changelog), "a restore") == {0: "x", 1: "x", 2: "x", 7: "y"}
 
 
 @dataclass(frozen=True)
@@ -322,7 +322,7 @@ class Patient(KafkaChangelog):
                 return super(Patient, self).open(job_uuid)
             return None
 
-        found: OpenKafkaChangelog = wait(look, "an answer past the proxy", 90)
+        found: OpenKafkaChangelog = wait(look, "an answer past the proxy")
         return found
 
 
@@ -336,7 +336,7 @@ def test_a_job_whose_changelog_is_unreachable_waits_and_loses_nothing(kafka_away
     job = Job(tmp_path, CONTINUOUS, kind="kafka", brokers=Brokers(), kafka=place, past=past)
     job.run(60)
     job.settle()
-    wait(lambda: settled(job), "the delivery of every change", 60)
+    wait(lambda: settled(job), "the delivery of every change")
     confirmed = job.opened().delivered
     with unreachable(kafka_away.link):
         job.run(30, 30)
@@ -349,7 +349,7 @@ def test_a_job_whose_changelog_is_unreachable_waits_and_loses_nothing(kafka_away
         assert job.cluster.driver.outcome is None and job.manifest().epoch == epoch
         assert f"{name!r}" in f"{status['restarts']}" and "unreachable" in f"{status['restarts']}"
     job.run(30)
-    wait(lambda: settled(job), "the delivery of every change", 60)
+    wait(lambda: settled(job), "the delivery of every change")
     job.start_again(3)
     job.finish()
     job.check()
@@ -366,7 +366,7 @@ def delivered(kafka: FailingKafka, users: int, value: str = "x") -> tuple[Failin
     failing = kafka.changelog()
     with failing.kit.target() as target:
         batches = [failing.kit.batch(*((user, value) for user in range(users)))]
-        wait(lambda: redelivered(target, tag(1), batches), "the first delivery", 60)
+        wait(lambda: redelivered(target, tag(1), batches), "the first delivery")
     place = failing.kit.sink().place
     return failing, KafkaChangelog(KafkaPlace(place.servers, place.topic, (("fetch.message.max.bytes", 100_000),)))
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from patience import WALL_S, wait_for_end
 
 from holdfast.storage.log.log import LogReader, read_meta
 from holdfast.storage.objects import LocalObjects
@@ -41,7 +42,6 @@ app.source("payments", source).sink("out", hf.Log("out"))
 """
 KEYS = [f"k{number}" for number in range(120)]
 AT_ONCE = 16
-ENDS_WITHIN_S = 60
 Answers = dict[str, str]
 
 
@@ -56,19 +56,19 @@ class Receiver:
 
     def kill(self) -> None:
         self.process.kill()
-        assert self.process.wait(ENDS_WITHIN_S) == -signal.SIGKILL
+        assert wait_for_end(self.process, "a killed process") == -signal.SIGKILL
 
     def stop(self) -> dict[str, Any]:
         """Stop it with SIGTERM; return its last line."""
         self.process.send_signal(signal.SIGTERM)
         last = self._line()
-        assert self.process.wait(ENDS_WITHIN_S) == 0
+        assert wait_for_end(self.process, "a stopped process") == 0
         return last
 
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
-        self.process.wait(ENDS_WITHIN_S)
+        self.process.wait(WALL_S)
         assert self.process.stdout is not None
         self.process.stdout.close()
 

@@ -23,12 +23,12 @@ from typing import IO, Any, Literal
 import pyspark
 import pytest
 from documents import ROOT, Block, blocks, pages, sessions
+from patience import WALL_S, wait_for_end
 from pyspark import cloudpickle
 from spark_jvm import end_jvm
 
 import holdfast as hf
 
-LIMIT_S = 600
 """A page may start Spark several times in one block, on a machine that others use too."""
 Session = list[Block]
 Level = Literal["quick", "commands", "e2e"]
@@ -216,14 +216,14 @@ class Shell:
 
     def ends(self) -> None:
         """Wait until the commands have ended, as the page says that they do."""
-        status = self._process.wait(LIMIT_S)
+        status = wait_for_end(self._process, f"the end of {self.block}")
         assert status == self.block.exits, f"{self.block}: exit status {status}\n{self.shown()}"
 
     def close(self) -> None:
         """End what is left."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait(LIMIT_S)
+        self._process.wait(WALL_S)
         self._out.close()
         self._errors.close()
 

@@ -18,8 +18,7 @@ from typing import Any
 import polars as pl
 import psutil
 import pytest
-from harness import wait
-from patience import CPU_S, WALL_S, Patience, wait_for_end
+from patience import CPU_S, WALL_S, Patience, wait, wait_for_end
 
 import holdfast as hf
 from holdfast.chaos.live.job import EXECUTOR
@@ -31,8 +30,6 @@ IN_BOTH_MODES_SLOWLY = pytest.mark.parametrize(
     "mode", [CONTINUOUS, pytest.param(MICROBATCH, marks=pytest.mark.slow)], indirect=True
 )
 """Marks a test that takes minutes in microbatch mode: there it is run by `make soak` alone."""
-TIMEOUT_S = 240.0
-"""A limit for what is no process of a run; generous, since a shared machine may be slow."""
 LOOK_EVERY_S = 1.0
 
 
@@ -111,7 +108,7 @@ class Run:
     def close(self) -> None:
         """End whatever is left of the run."""
         self.kill_group(signal.SIGKILL)
-        self.process.wait(10)
+        self.process.wait(WALL_S)
         self._errors.close()
 
 
@@ -128,7 +125,7 @@ def running(folder: Path, *flags: str, job: Path = JOB, on: Sequence[str] = (), 
 def lasts(seconds: float) -> None:
     """Let a fault last."""
     ends_at = time.monotonic() + seconds
-    wait(lambda: time.monotonic() > ends_at, "the end of a fault", 2 * seconds + 10)
+    wait(lambda: time.monotonic() > ends_at, "the end of a fault")
 
 
 def visited(rows: int) -> pl.DataFrame:

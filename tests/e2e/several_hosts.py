@@ -20,11 +20,11 @@ import polars as pl
 import psutil
 import pyarrow as pa
 import pyspark
-from harness import wait
 from hosts import Host, Network, network
+from patience import WALL_S, wait
 from running import JOB, Run, running
 
-from holdfast.chaos.live.cluster import MASTER_OPTIONS, QUICK_JAVA, START_LIMIT_S
+from holdfast.chaos.live.cluster import MASTER_OPTIONS, QUICK_JAVA
 from holdfast.chaos.live.folders import java_options
 from holdfast.storage.log.log import LogWriter, create_log
 from holdfast.storage.objects import open_objects
@@ -67,7 +67,7 @@ class SparkHosts:
     def start(self) -> None:
         """Start the master and every worker daemon; return once all are registered."""
         self._spawn(HEAD, "master.Master", "--port", "7077")
-        wait(lambda: "I have been elected" in self.log(HEAD), "the Spark master", START_LIMIT_S)
+        wait(lambda: "I have been elected" in self.log(HEAD), "the Spark master")
         for name in self.workers:
             self.join(name)
         for name in self.workers:
@@ -79,7 +79,7 @@ class SparkHosts:
 
     def await_joined(self, name: str, times: int) -> None:
         """Wait until the master has registered the host so many times."""
-        wait(lambda: self.joined(name) >= times, f"{name} to join", START_LIMIT_S)
+        wait(lambda: self.joined(name) >= times, f"{name} to join")
 
     def joined(self, name: str) -> int:
         """Return how often the master has registered the host."""
@@ -92,7 +92,7 @@ class SparkHosts:
     def close(self) -> None:
         """Wait for the daemons, which have ended with their hosts."""
         for process in self._started:
-            process.wait(10)
+            process.wait(WALL_S)
 
     def _spawn(self, name: str, daemon: str, *flags: str) -> None:
         command = [str(_SPARK_CLASS), f"org.apache.spark.deploy.{daemon}", "--host", name, *flags]
@@ -158,9 +158,7 @@ def epoch_of(shown: Mapping[str, Any]) -> int:
     return 0 if shown["checkpoint"] is None else int(shown["checkpoint"]["epoch"])
 
 
-def await_status(
-    run: Run, cluster: SparkHosts, true: Callable[[dict[str, Any]], Any], what: str, timeout_s: float = 150.0
-) -> dict[str, Any]:
+def await_status(run: Run, cluster: SparkHosts, true: Callable[[dict[str, Any]], Any], what: str) -> dict[str, Any]:
     """Wait until this holds for the published status of the running job; return it."""
     seen: dict[str, Any] = {}
 
@@ -171,7 +169,7 @@ def await_status(
         return bool(true(seen))
 
     try:
-        wait(holds, what, timeout_s)
+        wait(holds, what, run.process.pid)
     except AssertionError as error:
         raise AssertionError(f"{error}; the last status was {seen}\n{run.errors()}") from error
     return seen

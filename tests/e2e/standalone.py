@@ -17,11 +17,11 @@ from typing import Any
 
 import psutil
 import pyspark
-from harness import wait
+from patience import WALL_S, wait
 from running import JOB, Run, pid_gone, running
 
 import holdfast
-from holdfast.chaos.live.cluster import MASTER_OPTIONS, START_LIMIT_S, LiveCluster
+from holdfast.chaos.live.cluster import MASTER_OPTIONS, LiveCluster
 from holdfast.chaos.live.job import EXECUTOR
 
 HOSTS = 2
@@ -54,17 +54,17 @@ class Standalone(LiveCluster):
         moment()
         at = time.time()
         os.kill(master.pid, signal.SIGKILL)
-        assert master.wait(10) == -signal.SIGKILL
+        assert master.wait(WALL_S) == -signal.SIGKILL
         log = self._start_master(int(self.url.rpartition(":")[2]))
         masters = len(re.findall(_PAGE, log.read_text(errors="replace"))) + 1
         self._awaited(log, _PAGE, masters)
-        wait(lambda: self.seen_by_master() == before, "the same hosts and applications to be known", START_LIMIT_S)
+        wait(lambda: self.seen_by_master() == before, "the same hosts and applications to be known")
         return at
 
     def seen_by_master(self) -> tuple[str, int, list[str]]:
         """Return, as the newest master reports: its status, how many hosts are alive, and the running applications."""
         page = re.findall(_PAGE, (self.folder / "master.log").read_text(errors="replace"))[-1]
-        with urllib.request.urlopen(f"{page}/json", timeout=10) as answer:
+        with urllib.request.urlopen(f"{page}/json", timeout=WALL_S) as answer:
             seen = json.load(answer)
         hosts = sum(host["state"] == "ALIVE" for host in seen["workers"])
         return seen["status"], hosts, [app["id"] for app in seen["activeapps"] if app["state"] == "RUNNING"]
@@ -216,14 +216,14 @@ def lose_tasks_executor(cluster: Standalone, run: Run) -> None:
     victim.kill()
     run.wait_for(lambda p: p["epoch"] >= before["epoch"] + 2, "epochs after the kill")
     assert pid_gone(victim.pid)
-    wait(lambda: len(cluster.executors()) == HOSTS, "another executor", START_LIMIT_S)
+    wait(lambda: len(cluster.executors()) == HOSTS, "another executor")
 
 
 def lose_driver(run: Run) -> float:
     """SIGKILL the driver; return the time."""
     at = time.time()
     os.kill(run.process.pid, signal.SIGKILL)
-    assert run.process.wait(10) == -signal.SIGKILL
+    assert run.process.wait(WALL_S) == -signal.SIGKILL
     return at
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from exact_targets import differences
+from patience import WALL_S
 from running import IN_BOTH_MODES_SLOWLY, Run, pid_gone, running, tasks
 
 from holdfast.runtime.config.settings import CONTINUOUS
@@ -57,7 +58,7 @@ def kill_worker(run: Run, mode: str, subtask: int) -> None:
         run.wait_for(lambda _: tasks(run), "a process that runs tasks")
         victim = tasks(run)[0]
         victim.kill()
-        victim.wait(30)
+        victim.wait(WALL_S)
         return
     before = run.lines[-1]
     pid = next(each["pid"] for each in before["workers"] if each["subtasks"] == [subtask])

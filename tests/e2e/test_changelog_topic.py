@@ -7,8 +7,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from harness import wait
 from kafka_server import KafkaServer
+from patience import wait
 from running import IN_BOTH_MODES_SLOWLY, differences, make_input, running
 from test_kills import RATE, ROWS, kill_worker
 
@@ -18,11 +18,9 @@ from holdfast.errors import Unavailable
 from holdfast.model import CHANGELOG
 from holdfast.runtime.config.settings import CONTINUOUS
 from holdfast.sinks.changelogs import Changelog, OpenChangelog
-from holdfast.sinks.kafka.options import TRANSACTION_TIMEOUT_MS
 from holdfast.storage.objects import LocalObjects
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1_800)]
-TRANSACTION_S = 2 * TRANSACTION_TIMEOUT_MS / 1000
 
 
 def forget_state(folder: Path, changelog: Changelog) -> int:
@@ -57,7 +55,7 @@ def opened(changelog: Changelog, job_uuid: str) -> OpenChangelog:
         except Unavailable:
             return None
 
-    found: OpenChangelog = wait(look, "a topic without an open transaction", TRANSACTION_S)
+    found: OpenChangelog = wait(look, "a topic without an open transaction")
     return found
 
 

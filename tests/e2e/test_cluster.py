@@ -16,7 +16,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from running import IN_BOTH_MODES_SLOWLY, JOB, TIMEOUT_S, differences, kill_task, make_input
+from patience import run
+from running import IN_BOTH_MODES_SLOWLY, JOB, differences, kill_task, make_input
 from standalone import (
     PACKAGE,
     SPARK_SUBMIT,
@@ -180,7 +181,5 @@ def submit(cluster: Standalone, folder: Path, *flags: str, **environment: str) -
     ours = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "HOLDFAST_LOCAL")}
     environment = ours | cluster.environment | environment
     environment |= {"COUNTING_FOLDER": str(folder), "TMPDIR": str(folder)}
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-    )
-    assert done.returncode == 0, done.stdout[-3_000:] + done.stderr[-6_000:]
+    status, out, errors = run(command, folder, "a run of spark-submit", environment)
+    assert status == 0, out[-3_000:] + errors[-6_000:]

@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 import pyarrow as pa
 import pytest
-from patience import wait_for_end
+from patience import WALL_S, wait_for_end
 from running import is_daemon
 from words_job import FILE, ROWS, log_rows
 
@@ -85,7 +85,7 @@ class Cron:
                     self._kill_with_tasks(process)
                 else:
                     signal_all(process, signal.SIGKILL)
-                process.wait(30)
+                process.wait(WALL_S)
         if alone:
             assert self.left() == [], "outlived the command that started them"
         return process.returncode, time.monotonic() - began

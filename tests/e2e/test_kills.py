@@ -9,13 +9,12 @@ from __future__ import annotations
 import os
 import random
 import signal
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from patience import WALL_S, wait
 from running import (
     IN_BOTH_MODES_SLOWLY,
     Run,
@@ -145,7 +144,7 @@ class TestKilledDriver:
         with running(tmp_path, *RATE) as run:
             before = run.wait_until_running(ROWS // 4)
             os.kill(run.process.pid, signal.SIGKILL)
-            assert run.process.wait(10) == -signal.SIGKILL
+            assert run.process.wait(WALL_S) == -signal.SIGKILL
             with running(tmp_path, *RATE) as again:
                 after = again.wait_until_running()
                 assert after["generation"] > before["generation"]
@@ -168,7 +167,7 @@ class TestStoppedProcesses:
             assert pid not in worker_pids(after).values()
             assert "silent" in after["restarts"][-1]["cause"]
             os.kill(pid, signal.SIGCONT)
-            _wait(lambda: pid_gone(pid) or _idle_python(pid), "the fenced worker to leave")
+            wait(lambda: pid_gone(pid) or _idle_python(pid), "the fenced worker to leave")
             assert run.finish() == 0, run.errors()
         assert differences(tmp_path, frame) == []
 
@@ -198,14 +197,6 @@ class TestStoppedProcesses:
                 assert second.finish() == 6
                 assert "is running on" in second.errors()
             assert first.lines[-1]["generation"] == before["generation"]
-
-
-def _wait(true: Any, what: str, timeout_s: float = 30.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    pause = threading.Event()
-    while not true():
-        assert time.monotonic() < deadline, f"waited for {what}"
-        pause.wait(0.05)
 
 
 def _idle_python(pid: int) -> bool:

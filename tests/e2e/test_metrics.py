@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 import sys
-import time
 import urllib.request
 from pathlib import Path
 
 import pytest
+from patience import WALL_S, wait
+from patience import run as run_command
 from prometheus_client.openmetrics import parser
-from running import TIMEOUT_S, make_input, running
+from running import make_input, running
 
 from holdfast.runtime.config.settings import CONTINUOUS
 
@@ -32,7 +32,7 @@ def test_a_run_serves_its_metrics_and_the_command_prints_the_same_names(tmp_path
         return {sample.name: sample.value for family in families for sample in family.samples}
 
     def scraped() -> dict[str, float]:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as reply:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=WALL_S) as reply:
             return names(reply.read().decode())
 
     make_input(tmp_path, 100_000)
@@ -40,24 +40,20 @@ def test_a_run_serves_its_metrics_and_the_command_prints_the_same_names(tmp_path
     slow = ("--max-records-per-second", "500")
     with running(tmp_path, *slow, HOLDFAST_METRICS_PORT=str(port)) as run:
         run.wait_until_running()
-        served = scraped()
-        deadline = time.monotonic() + TIMEOUT_S
-        while "holdfast_sink_delivered_epoch" not in served:  # A series begins with its first value.
-            assert time.monotonic() < deadline, sorted(served)
-            time.sleep(0.1)
-            served = scraped()
+        served: dict[str, float] = {}
+
+        def is_whole() -> bool:
+            served.update(scraped())
+            return "holdfast_sink_delivered_epoch" in served  # a series begins with its first value
+
+        wait(is_whole, "the first delivery", run.process.pid)
         command = [sys.executable, "-m", "holdfast.runtime.cli.main", "status", "counting", "--format", "openmetrics"]
-        printed = subprocess.run(
-            command,
-            env=os.environ | {"HOLDFAST_ROOT": str(tmp_path / "root")},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=True,
-        )
+        root = {"HOLDFAST_ROOT": str(tmp_path / "root")}
+        status, printed, errors = run_command(command, tmp_path, "the command", os.environ | root)
+        assert status == 0, errors
         later = scraped()
     assert served["holdfast_checkpoint_duration_seconds_count"] >= 1
     assert served["holdfast_workers"] == 2
     assert "holdfast_records_total" in served
     assert ("holdfast_worker_memory_bytes" in served) is (mode == CONTINUOUS), "processes of tasks come and go"
-    assert set(served) <= set(names(printed.stdout)) <= set(later)
+    assert set(served) <= set(names(printed)) <= set(later)

@@ -7,11 +7,11 @@ subtasks, delivers it. Every row of every target then equals that of Polars over
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from patience import run as run_command
 from running import kill_task, running
 from test_rescale import JOB, differences, end_with_pending_output, make_input, newest, start
 
@@ -57,5 +57,5 @@ def test_output_is_exact_after_changes_of_mode_and_parallelism_with_kills_and_pe
     assert differences(tmp_path, frame) == []
     command = [sys.executable, "-m", "holdfast.runtime.cli.main", "audit", str(JOB), "--json"]
     environment = {**os.environ, "COUNTING_FOLDER": str(tmp_path)}
-    audited = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert audited.returncode == 0, audited.stdout + audited.stderr
+    status, out, errors = run_command(command, tmp_path, "an audit", environment)
+    assert status == 0, out + errors

@@ -19,7 +19,7 @@ import numpy as np
 import psutil
 import pyarrow as pa
 import pytest
-from harness import wait
+from patience import wait
 from postgres_server import GUARDED, PASSWORD, PostgresPlace, PostgresServer
 from postgres_server import running as postgres_running
 from proxied import Proxied, free_address

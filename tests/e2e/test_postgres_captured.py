@@ -21,13 +21,13 @@ from typing import Any, ClassVar
 import pytest
 from accounts import ACCOUNTS, NUMBER, number_in
 from capture_process import CaptureProcess
-from harness import wait
+from patience import wait
 from postgres_accounts import Writer, Writing
 from postgres_observed import Observed, Spread
 from postgres_server import GUARDED, LOGICAL, PASSWORD, PostgresPlace, PostgresServer
 from postgres_server import running as postgres_running
 from proxied import Proxied, free_address
-from running import TIMEOUT_S, lasts, pid_gone, running
+from running import lasts, pid_gone, running
 from striking import Striking
 
 from holdfast.chaos.live.faults.proxy import Toxiproxy
@@ -39,7 +39,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.toxiproxy, pytest.mark.timeout(1_800)
 JOB = Path(__file__).with_name("captured_job.py")
 MINUTES = float(os.environ.get("MINUTES", "10"))
 LASTS_S = (0.5, 2.0)
-SEEN_WITHIN_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -145,7 +144,7 @@ class Chaos(Striking):
 
     def wait_for(self, seen: Callable[[], bool], what: str) -> None:
         """Wait until the reader has seen something, while capture and job go on and nothing is wrong."""
-        wait(lambda: seen() or self._is_over(), what, TIMEOUT_S)
+        wait(lambda: seen() or self._is_over(), what)
         assert self.run.process.poll() is None, self.run.errors()
         assert not self.capture.is_over(), "the capture has ended"
         assert self.observed.faults == []
@@ -192,17 +191,17 @@ class Chaos(Striking):
 
     def _cut(self, link: Proxied) -> None:
         """End all connections of a link, and refuse new ones for some time."""
-        wait(lambda: _connections(link), "a connection", SEEN_WITHIN_S)
+        wait(lambda: _connections(link), "a connection")
         link.reachable(False)
-        wait(lambda: not _connections(link), "the end of connections", SEEN_WITHIN_S)
+        wait(lambda: not _connections(link), "the end of connections")
         lasts(self.chance.uniform(*LASTS_S))
         link.reachable(True)
 
     def _limit(self, link: Proxied) -> None:
         """End connections of a link in the middle of answers."""
-        before = wait(lambda: _connections(link), "a connection", SEEN_WITHIN_S)
+        before = wait(lambda: _connections(link), "a connection")
         link.toxic("limit_data", "downstream", bytes=self.chance.randint(100, 2_000))
-        wait(lambda: before - _connections(link), "a connection that ended", SEEN_WITHIN_S)
+        wait(lambda: before - _connections(link), "a connection that ended")
         lasts(self.chance.uniform(*LASTS_S))
         link.untoxic("limit_data")
 
@@ -232,7 +231,7 @@ def read_more_by_name(folder: Path, bank: Bank, writer: Writer) -> None:
     with contextlib.closing(Capture(folder, bank)) as capture, contextlib.closing(writer):
         writer.connect()
         writer.write(50)
-        wait(lambda: number_in(LocalObjects(folder / "captured")) == writer.now[NUMBER], "the log", TIMEOUT_S)
+        wait(lambda: number_in(LocalObjects(folder / "captured")) == writer.now[NUMBER], "the log")
         capture.process.stop()
     bank.capture.reachable(False)
     flags = (*bank.flags, "--mode", "microbatch", "--once")

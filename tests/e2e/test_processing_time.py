@@ -9,8 +9,8 @@ from pathlib import Path
 import polars as pl
 import pyarrow as pa
 import pytest
-from harness import wait
-from running import IN_BOTH_MODES_SLOWLY, TIMEOUT_S, kill_task, running
+from patience import wait
+from running import IN_BOTH_MODES_SLOWLY, kill_task, running
 
 import holdfast as hf
 from holdfast.storage.log.log import LogWriter, create_log
@@ -47,14 +47,14 @@ def test_timers_count_each_record_once_after_a_kill_and_those_overdue_fire_at_th
     with running(tmp_path, *flags, *slow, job=JOB, REMINDING_FOLDER=str(tmp_path)) as run:
         run.wait_until_running(RATE)
         kill_task(run)
-        wait(lambda: counted(tmp_path), "a timer that fires", TIMEOUT_S)
+        wait(lambda: counted(tmp_path), "a timer that fires")
         run.process.send_signal(signal.SIGTERM)
         assert run.finish() == 0, run.errors()
         assert run.lines[-1]["records_in"] < RECORDS
     with running(tmp_path, *flags, job=JOB, REMINDING_FOLDER=str(tmp_path)) as run:
         run.wait_for(lambda progress: progress, "a driver")
         restarted = datetime.now(UTC)
-        wait(lambda: counted(tmp_path) >= RECORDS, "a firing after each record", TIMEOUT_S)
+        wait(lambda: counted(tmp_path) >= RECORDS, "a firing after each record")
         run.process.send_signal(signal.SIGTERM)
         assert run.finish() == 0, run.errors()
     fired = hf.log(str(tmp_path / "quiet")).collect()

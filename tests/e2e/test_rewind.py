@@ -13,12 +13,12 @@ import sqlite3
 import subprocess
 import sys
 import threading
-import time
 from contextlib import closing
 from pathlib import Path
 
 import psutil
 import pytest
+from patience import Patience, wait
 from running import IN_BOTH_MODES_SLOWLY, running
 
 from holdfast.examples import flights_hours_oracle, flights_oracle
@@ -44,10 +44,12 @@ def holdfast(folder: Path, *arguments: str, kill_at: int = 0) -> subprocess.Comp
 
 def wait_until_nobody_runs_it(folder: Path) -> None:
     """Wait until a stopped or killed driver counts as dead; before that, the command sends it a request instead."""
-    deadline = time.monotonic() + 60
-    while (state := json.loads(holdfast(folder, "status", "flights", "--json").stdout)["state"]) != "unreachable":
-        assert time.monotonic() < deadline, f"the job is {state}"
-        threading.Event().wait(0.2)
+
+    def is_unreachable() -> bool:
+        shown = json.loads(holdfast(folder, "status", "flights", "--json").stdout)
+        return bool(shown["state"] == "unreachable")
+
+    wait(is_unreachable, "an unreachable job")
 
 
 def steps_of(ended: subprocess.CompletedProcess[str]) -> int:
@@ -63,13 +65,13 @@ def driver_of(pid: int) -> list[psutil.Process]:
 
 def put_to_sleep(processes: list[psutil.Process], target: Path) -> None:
     """Stop a driver while it does not write into a target, which it does in microbatch mode: it would keep its lock."""
-    deadline = time.monotonic() + 60
+    patience = Patience(processes[0].pid)
     while True:
         for process in processes:
             process.send_signal(signal.SIGSTOP)
         if is_free(target):
             return
-        assert time.monotonic() < deadline, "it writes all the time"
+        assert not patience.over, "it writes all the time"
         for process in processes:
             process.send_signal(signal.SIGCONT)
         threading.Event().wait(0.1)

@@ -14,8 +14,8 @@ from typing import Any
 
 import psutil
 import pytest
-from harness import wait
 from hosts import Host, missing
+from patience import wait
 from running import Run, differences, pid_gone
 from several_hosts import (
     DRIVER,
@@ -208,17 +208,13 @@ def killed(cluster: SparkHosts, worker: dict[str, Any]) -> str:
 
 
 def await_epochs(run: Run, cluster: SparkHosts, before: dict[str, Any]) -> dict[str, Any]:
+    """Wait for two epochs; Spark takes two minutes to notice that an executor is gone with its host."""
     return await_status(
         run,
         cluster,
         lambda s: s["state"] == "running" and epoch_of(s) > epoch_of(before) + 1,
         "epochs after a fault",
-        EPOCHS_WITHIN_S,
     )
-
-
-EPOCHS_WITHIN_S = 300.0
-"""Spark takes two minutes to notice that an executor is gone with its host."""
 
 
 def clocks_of(shown: dict[str, Any]) -> dict[str, int]:

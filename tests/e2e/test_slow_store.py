@@ -13,7 +13,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from harness import wait
+from patience import wait
 from running import JOB, Run, differences, lasts, make_input, running, visited
 from s3_store import S3Store, s3_store
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from frame_job import KEYS, PARTS, ROWS
-from harness import wait
+from patience import wait
 from running import IN_BOTH_MODES_SLOWLY, running
 
 from holdfast.storage.log.log import LogReader
@@ -63,7 +63,7 @@ def test_a_copy_is_made_again_until_there_is_a_checkpoint(tmp_path: Path) -> Non
     """The first start is killed while it copies, the second is refused before it copies."""
     (tmp_path / "hold").touch()
     with running(tmp_path, job=JOB) as run:
-        wait(lambda: computed(tmp_path), "a task that copies", timeout_s=120)
+        wait(lambda: computed(tmp_path), "a task that copies")
         run.kill_group(signal.SIGKILL)
     (tmp_path / "hold").unlink()
     before = computed(tmp_path)

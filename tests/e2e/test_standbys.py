@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import wait
+from patience import wait
 from running import Run, differences, executors_of, make_input, pid_gone, running
 from test_kills import RATE, ROWS, worker_pids
 

@@ -11,8 +11,9 @@ import random
 from pathlib import Path
 from typing import Any
 
-from capture_process import WITHIN_S, CaptureProcess
+from capture_process import CaptureProcess
 from captured_tables import tables
+from patience import Patience
 
 from holdfast.ports import ObjectStore
 from holdfast.storage.log.log import read_meta
@@ -103,7 +104,8 @@ def check(folder: Path, accounts: Accounts, writer: str) -> list[int]:
 def wait_for(folder: Path, accounts: Accounts, process: CaptureProcess, writer: str) -> None:
     """Wait until the log has all transactions."""
     store = LocalObjects(folder / "log")
-    for _ in range(int(WITHIN_S / POLL_S)):
+    patience = Patience(process.process.pid)
+    while not patience.over:
         process.let_run(POLL_S)
         if number_in(store) == accounts.now[NUMBER]:
             assert check(folder, accounts, writer)[-1] == accounts.now[NUMBER]

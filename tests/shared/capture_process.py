@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-WITHIN_S = 60
+from patience import WALL_S, wait_for_end
 
 
 class CaptureProcess:
@@ -46,20 +46,20 @@ class CaptureProcess:
     def kill(self) -> None:
         """SIGKILL it."""
         self.process.kill()
-        assert self.process.wait(WITHIN_S) == -signal.SIGKILL
+        assert wait_for_end(self.process, "a killed process") == -signal.SIGKILL
 
     def stop(self) -> dict[str, Any]:
         """Stop it as a service manager does; return its last event."""
         self.process.send_signal(signal.SIGTERM)
         last = self.event("stopped")
-        assert self.process.wait(WITHIN_S) == 0
+        assert wait_for_end(self.process, "a stopped process") == 0
         return last
 
     def close(self) -> None:
         """End it, whatever it does."""
         if self.process.poll() is None:
             self.process.kill()
-        self.process.wait(WITHIN_S)
+        self.process.wait(WALL_S)
         assert self.process.stdout is not None
         self.process.stdout.close()
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO
 
 import psutil
-from harness import wait
+from patience import WALL_S, wait
 
 ADDRESS = "10.77.0.{}"
 _NO_MAC = "02:00:00:00:00:ee"
@@ -114,7 +114,7 @@ class Host:
         assert self._init is not None
         self._network.ip("link", "set", self._card, "down")
         self._init.kill()
-        self._init.wait(10)
+        self._init.wait(WALL_S)
         self._init = None
 
     def is_up(self) -> bool:
@@ -166,7 +166,7 @@ class Host:
         """Return whether a packet from this host arrives at the other one."""
         command = [sys.executable, "-I", "-S", "-c", _ARRIVES, str(self._pid), str(other._pid)]
         within = [*self._network.entered(self._network.pid), "--", *command, other.address, str(within_s)]
-        status = subprocess.run(within, check=False, timeout=30).returncode
+        status = subprocess.run(within, check=False, timeout=WALL_S).returncode
         assert status in (0, 3), f"a packet from {self.name} to {other.name} could not be sent"
         return status == 0
 
@@ -221,7 +221,7 @@ class Network:
     def ip(self, *words: str, pid: int | None = None) -> str:
         """Run `ip`, in the network of this process's host or, without one, of the bridge; return its output."""
         command = [*self.entered(pid or self.pid), "--", "ip", *words]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=WALL_S)
         assert done.returncode == 0, f"ip {' '.join(words)}: {done.stderr}"
         return done.stdout
 
@@ -231,7 +231,7 @@ class Network:
             if host.is_up():
                 host.stop()
         self._outer.send_signal(signal.SIGKILL)
-        self._outer.wait(10)
+        self._outer.wait(WALL_S)
         self._said.close()
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 import pytest
-from harness import wait
+from patience import WALL_S, run, wait, wait_for_end
 
 from holdfast.runtime.wire.processes import is_gone
 
@@ -41,7 +41,6 @@ local all {GUARDED} scram-sha-256
 local all all trust
 host all {GUARDED} 127.0.0.1/32 scram-sha-256
 """
-START_WITHIN_S = 60
 NOBODY = 65534
 """The server refuses to run as root."""
 
@@ -129,7 +128,7 @@ class PostgresServer:
                 ["setpriv", "--pdeathsig", "QUIT", *server],
                 **{"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "cwd": "/", **_as_user()},
             )
-        wait(self._is_ready, "the Postgres server", timeout_s=START_WITHIN_S)
+        wait(self._is_ready, "the Postgres server")
 
     def _is_ready(self) -> bool:
         assert self._process is not None
@@ -155,7 +154,7 @@ class PostgresServer:
     def _end(self, how: signal.Signals) -> None:
         assert self._process is not None, "the server does not run"
         self._process.send_signal(how)
-        self._process.wait(START_WITHIN_S)
+        wait_for_end(self._process, "the end of the Postgres server")
         self._process = None
 
     def kill(self) -> list[int]:
@@ -166,20 +165,15 @@ class PostgresServer:
         for each in processes:
             with suppress(psutil.NoSuchProcess):  # a connection's process may end meanwhile
                 each.send_signal(signal.SIGKILL)
-        _, alive = psutil.wait_procs(processes, timeout=10)
-        assert all(map(is_gone, alive)), "a process survived SIGKILL"
-        self._process.wait(START_WITHIN_S)
+        self._process.wait(WALL_S)
+        wait(lambda: all(map(is_gone, processes)), "the end of killed processes")
         self._process = None
         return [each.pid for each in processes]
 
     def _run(self, program: str, *arguments: str) -> None:
-        done = subprocess.run(
-            [self.binaries / program, *arguments, "-D", self.folder / "data"],
-            **{"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "cwd": "/", **_as_user()},
-            timeout=START_WITHIN_S,
-            check=False,
-        )
-        assert done.returncode == 0, f"{program} {' '.join(arguments)}: {done.stdout}{done.stderr}"
+        command = [str(self.binaries / program), *arguments, "-D", str(self.folder / "data")]
+        status, out, errors = run(command, self.folder, program, stdin=subprocess.DEVNULL, **_as_user())
+        assert status == 0, f"{program} {' '.join(arguments)}: {out}{errors}"
 
 
 def _as_user() -> Mapping[str, Any]:

@@ -8,6 +8,8 @@ import urllib.request
 from dataclasses import dataclass, field
 from typing import Any
 
+from patience import WALL_S
+
 from holdfast.chaos.live.faults.proxy import Toxiproxy
 
 
@@ -55,4 +57,4 @@ class Proxied:
         address = f"http://{self.proxies.address}{path}"
         request = urllib.request.Request(address, json.dumps(body).encode(), method=method)
         request.add_header("Content-Type", "application/json")
-        urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=10).close()
+        urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=WALL_S).close()

@@ -24,12 +24,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import wait
+from patience import WALL_S, wait
 
 VARIABLE = "HOLDFAST_REDIS_SERVER"
 HOW_TO_GET_IT = "tools/bootstrap.sh redis; pip install 'redis>=5.0.1'"
 USER, PASSWORD = "app", "a-password-that-no-message-shows"
-START_WITHIN_S = 30.0
 
 
 def find_server() -> Path:
@@ -76,13 +75,13 @@ class RedisServer:
                 stderr=log,
                 cwd=self.folder,
             )
-        wait(self._answers, "the Redis server", timeout_s=START_WITHIN_S)
+        wait(self._answers, "the Redis server")
 
     def kill(self) -> None:
         """End the process without warning, as a crash does."""
         assert self._process is not None, "the server does not run"
         self._process.send_signal(signal.SIGKILL)
-        self._process.wait(START_WITHIN_S)
+        self._process.wait(WALL_S)
         self._process = None
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness import wait
+from patience import WALL_S, wait
 from proxied import Proxied, free_address
 
 from holdfast.chaos.live.faults.proxy import Toxiproxy
@@ -90,7 +90,7 @@ class S3Store:
         """End the server; requests in flight are lost."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait(10)
+            self._process.wait(WALL_S)
             self._process = None
 
     def toxic(self, kind: str, stream: str = "downstream", **attributes: int) -> None:

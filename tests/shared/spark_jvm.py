@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from patience import wait_for_end
 from pyspark import SparkContext
-
-EXIT_S = 60.0
 
 
 def end_jvm() -> None:
@@ -16,5 +15,5 @@ def end_jvm() -> None:
     process = gateway.proc
     gateway.shutdown()
     process.stdin.close()  # the JVM exits when its input ends
-    process.wait(EXIT_S)
+    wait_for_end(process, "the end of Spark's JVM")
     SparkContext._gateway = SparkContext._jvm = None

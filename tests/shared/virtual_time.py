@@ -6,7 +6,7 @@ import heapq
 import threading
 from collections.abc import Callable, Sequence
 
-WAIT_MAX_S = 60.0
+from patience import WALL_S
 
 
 class VirtualTime:
@@ -25,7 +25,7 @@ class VirtualTime:
         awake = threading.Event()
         self._wait(seconds, awake)
         self._next()
-        assert awake.wait(WAIT_MAX_S)
+        assert awake.wait(WALL_S)
 
     def run(self, works: Sequence[Callable[[], object]]) -> None:
         """Run each of these in a thread of its own, to its end; raise the first error."""
@@ -34,7 +34,7 @@ class VirtualTime:
 
         def one(work: Callable[[], object], begins: threading.Event) -> None:
             nonlocal left
-            assert begins.wait(WAIT_MAX_S)
+            assert begins.wait(WALL_S)
             try:
                 work()
             except BaseException as error:  # noqa: BLE001 - raised below, in the thread of the test
@@ -50,7 +50,7 @@ class VirtualTime:
             self._wait(0.0, begins)
             threading.Thread(target=one, args=(work, begins), daemon=True).start()
         self._next()
-        assert over.wait(WAIT_MAX_S)
+        assert over.wait(WALL_S)
         if errors:
             raise errors[0]
 

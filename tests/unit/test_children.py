@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from typing import Any
 
 import pytest
+from patience import run
 
 PROGRAM = """
 import fcntl, json, multiprocessing, os, signal, socket, sys, tempfile
@@ -71,7 +71,7 @@ def uses_multiprocessing(item):
         queue = context.Queue()
         child = context.Process(target=shout, args=(queue,))
         child.start()
-        seen.append(queue.get(timeout=60))
+        seen.append(queue.get())
         child.join()
         seen.append(child.exitcode)
     return item
@@ -102,13 +102,11 @@ other = os.open(lock_name, os.O_RDWR)
 lock.close()
 here.close()
 near.close()
-far.settimeout(60)
 try:
     fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
     free = True
 except BlockingIOError:
     free = False
-there.settimeout(60)
 print(json.dumps({"how": "lives on", "lock is free": free, "peer sees the end": there.recv(1) == b"",
     "peer of an earlier one too": far.recv(1) == b""}), flush=True)
 os.kill(pid, 9)
@@ -116,21 +114,16 @@ os.kill(pid, 9)
 
 
 @pytest.fixture(scope="module")
-def said() -> dict[str, dict[str, Any]]:
+def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """Return what a process printed in which functions forked."""
-    ended = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={"PYTHONPATH": ":".join(sys.path), "PATH": "/usr/bin:/bin"},
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
-    lines = [json.loads(line) for line in ended.stdout.splitlines()]
+    environment = {"PYTHONPATH": ":".join(sys.path), "PATH": "/usr/bin:/bin"}
+    command = [sys.executable, "-c", PROGRAM]
+    status, out, errors = run(command, tmp_path_factory.mktemp("said"), "functions that fork", environment)
+    assert status == 0, errors
+    lines = [json.loads(line) for line in out.splitlines()]
     found = {line["how"]: line for line in lines if "how" in line}
     found["twos"] = {"in the parent": [line["two in"] for line in lines if "two in" in line]}
-    found["stderr"] = {"text": ended.stderr}
+    found["stderr"] = {"text": errors}
     return found
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from changes import ROOT
-from harness import wait
+from patience import wait
 
 from holdfast.runtime.wire.processes import is_gone
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import WALL_S
 
 from holdfast.chaos.live import ending as live_ending
 from holdfast.chaos.live.ending import let_end
@@ -54,7 +55,7 @@ class Job:
     def is_asked(self) -> bool:
         """Return whether the driver was asked to end, and ended."""
         assert self.live.driver is not None
-        return self.live.asked_to_end and self.live.driver.wait(10) == -signal.SIGTERM
+        return self.live.asked_to_end and self.live.driver.wait(WALL_S) == -signal.SIGTERM
 
 
 def immediate(true: Callable[[], bool], limit_s: float) -> bool:
@@ -125,5 +126,5 @@ class TestDone:
         assert job.live.driver is not None
         job.record("Finished")
         job.live.driver.terminate()
-        job.live.driver.wait(10)
+        job.live.driver.wait(WALL_S)
         assert job.running._ended() == -signal.SIGTERM

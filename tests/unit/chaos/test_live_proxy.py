@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+from patience import WALL_S
 
 from holdfast.chaos.judge.kinds import KINDS
 from holdfast.chaos.live.faults.nemesis import Planned
@@ -42,7 +43,7 @@ class Pair:
         self.listener = listener or socket.create_server(("127.0.0.1", 0))
         detour = detour_of({VARIABLE: server.address})
         self.address = around(self.listener.getsockname()[:2], plane, detour)
-        self.near = socket.create_connection(self.address, 10)
+        self.near = socket.create_connection(self.address, WALL_S)
         self.far, _ = self.listener.accept()
         self._over = threading.Event()
         self._pump = threading.Thread(target=self._send, daemon=True)
@@ -82,7 +83,7 @@ def received(port: int) -> int:
 @contextmanager
 def companion_of(pair: Pair) -> Iterator[None]:
     """Let a separate process connect through the pair's proxy, and send nothing."""
-    code = f"import socket, sys; at = socket.create_connection({pair.address!r}, 10); sys.stdin.read()"
+    code = f"import socket, sys; at = socket.create_connection({pair.address!r}); sys.stdin.read()"
     with subprocess.Popen([sys.executable, "-I", "-S", "-c", code], stdin=subprocess.PIPE):
         far, _ = pair.listener.accept()
         with far:
@@ -119,7 +120,7 @@ class TestToxiproxy:
     def test_a_proxy_whose_process_has_ended_is_removed(self, server: Toxiproxy, pair: Pair) -> None:
         assert server.ways("data", lambda pid: None) == []
         with pytest.raises(OSError):
-            socket.create_connection(pair.address, 10)
+            socket.create_connection(pair.address, WALL_S)
 
     def test_the_server_is_called_directly_and_http_proxy_variables_are_not_changed(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -265,9 +266,9 @@ class TestCut:
         cut = pair.strike("data-down", None)
         assert cut.begin()
         with pytest.raises(OSError):
-            socket.create_connection(pair.address, 10)
+            socket.create_connection(pair.address, WALL_S)
         cut.heal()
-        socket.create_connection(pair.address, 10).close()
+        socket.create_connection(pair.address, WALL_S).close()
 
     def test_nothing_is_struck_without_a_connection(self, server: Toxiproxy) -> None:
         own = psutil.Process(os.getpid())

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 
 import psutil
 import pytest
+from patience import WALL_S
 
 from holdfast.chaos.commands import chaos as cli
 from holdfast.chaos.explore.playing import SEEDS_MAX, _no_interrupt, play_all
@@ -141,7 +142,7 @@ class TestInterrupt:
         reported = json.loads(out)
         assert (reported["interrupted"], reported["passed"]) == (True, False)
         assert err == ""
-        assert psutil.wait_procs(players, timeout=90)[1] == []
+        assert psutil.wait_procs(players, timeout=WALL_S)[1] == []
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
     def test_a_player_starts_completely_even_if_another_thread_gets_the_signal(self, number: signal.Signals) -> None:
@@ -171,7 +172,7 @@ class TestInterrupt:
             process.terminate()
             out, err = process.communicate()
         assert (process.returncode, out, err) == (128 + signal.SIGTERM, "", "")
-        assert psutil.wait_procs(players, timeout=90)[1] == []
+        assert psutil.wait_procs(players, timeout=WALL_S)[1] == []
 
 
 def raise_interrupt(number: int, frame: object) -> None:

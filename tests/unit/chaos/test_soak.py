@@ -20,6 +20,7 @@ import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from patience import WALL_S
 from synthetic_journal import quarter_of_an_hour
 
 from holdfast.chaos.evidence import odds
@@ -284,7 +285,7 @@ class TestKilled:
                 pause.wait(0.05)
                 players = psutil.Process(process.pid).children()
             process.send_signal(signal.SIGKILL)
-        left = psutil.wait_procs(players, timeout=90)[1]
+        left = psutil.wait_procs(players, timeout=WALL_S)[1]
         for player in left:
             player.kill()
         assert left == []

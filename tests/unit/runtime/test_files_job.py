@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from harness import wait
+from patience import wait
 
 import holdfast as hf
 from holdfast.errors import Damaged
@@ -94,7 +94,7 @@ class Job:
             self.cluster.pass_time(1.0)
             return met()
 
-        wait(passed, what, 60)
+        wait(passed, what)
 
     def catch_up(self) -> None:
         """Let time pass until everything was delivered."""

@@ -12,8 +12,8 @@ from typing import Any
 import fastavro
 import pytest
 import registry_server
-from harness import wait
 from kafka_server import KafkaServer
+from patience import wait
 from registry_server import RegistryServer
 
 import holdfast as hf
@@ -111,7 +111,7 @@ class Job:
             assert self.cluster.driver.outcome is None, self.cluster.driver.outcome
             return self.copied().total() >= len(self.said) and len(self.dead.rows()) >= self.damaged
 
-        wait(done, "all rows", 60)
+        wait(done, "all rows")
         self.cluster.pass_time(3.0)
         assert self.copied() == Counter(self.said)
         assert len(self.dead.rows()) == self.damaged
@@ -151,7 +151,7 @@ class TestJob:
             job.cluster.pass_time(1.0)
             return job.cluster.driver.outcome is not None
 
-        wait(ended, "the end of the run", 60)
+        wait(ended, "the end of the run")
         assert job.cluster.driver.outcome is not None
         outcome, error = job.cluster.driver.outcome
         assert outcome == "failed" and error is not None and error.kind == hf.ConfigError.kind

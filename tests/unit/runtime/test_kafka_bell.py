@@ -8,14 +8,13 @@ from collections.abc import Callable
 
 import pytest
 from kafka_server import KafkaServer
+from patience import WALL_S
 
 from holdfast.runtime.plan.ahead import Ahead, inline
 from holdfast.runtime.sources.kafka.batches import BatchFeed
 from holdfast.runtime.sources.kafka.bell import Bell
 from holdfast.runtime.sources.kafka.library import found
 from holdfast.storage.kafka.place import KafkaPlace
-
-LONG_S = 30.0
 
 
 def ring(bell: Bell) -> None:
@@ -27,14 +26,14 @@ class TestBell:
         bell = Bell()
         rings = threading.Thread(target=ring, args=(bell,))
         rings.start()
-        assert bell.wait(LONG_S)
+        assert bell.wait(WALL_S)
         rings.join()
 
     def test_that_rang_before_ends_one_wait_however_often_it_rang(self) -> None:
         bell = Bell()
         for _ in range(3):
             ring(bell)
-        assert bell.wait(LONG_S) and not bell.wait(0)
+        assert bell.wait(WALL_S) and not bell.wait(0)
 
     def test_that_rings_too_often_for_its_pipe_stops_nothing(self) -> None:
         bell = Bell()
@@ -66,7 +65,7 @@ class TestFeed:
             kafka.producer.produce(topic, b"{}", partition=partition)
             kafka.producer.flush()
             while (taken := feed.take(partition, at, 1 << 20)).messages is None:
-                assert bell.wait(LONG_S), "records came, but nothing rang"
+                assert bell.wait(WALL_S), "records came, but nothing rang"
             assert len(taken.messages) == 1
         feed.close()
 

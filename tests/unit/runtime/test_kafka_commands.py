@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 
 import pytest
-from harness import wait
 from kafka_server import KafkaServer
 from msgspec.structs import replace as replace_fields
+from patience import wait
 
 from holdfast.model import DriverProcess
 from holdfast.runtime.cli.main import main
@@ -64,7 +64,7 @@ def run(file: Path, end: int = 2) -> Cluster:
         running = cluster.driver.state.running
         return running is not None and running.last is not None and running.last.positions[0].offset == end
 
-    wait(read, "a checkpoint behind all records", 60)
+    wait(read, "a checkpoint behind all records")
     return cluster
 
 

@@ -9,8 +9,8 @@ from typing import ClassVar
 
 import pytest
 from confluent_kafka import Producer
-from harness import wait
 from kafka_server import KafkaServer
+from patience import wait
 
 import holdfast as hf
 from holdfast.errors import Damaged
@@ -90,7 +90,7 @@ class Job:
             assert self.cluster.driver.outcome is None, self.cluster.driver.outcome
             return len(self.copy.rows()) >= len(self.said) and len(self.dead.rows()) >= self.damaged
 
-        wait(done, "all rows", 60)
+        wait(done, "all rows")
         self.cluster.pass_time(3.0)
 
     def stop(self) -> None:
@@ -123,7 +123,7 @@ class Job:
             self.cluster.pass_time(1.0)
             return False
 
-        wait(shows_no_lag, "tools of Kafka to show no lag", 60)
+        wait(shows_no_lag, "tools of Kafka to show no lag")
 
 
 class TestRetention:
@@ -167,7 +167,7 @@ class TestRetention:
             job.cluster.pass_time(1.0)
             return job.cluster.driver.outcome is not None
 
-        wait(ended, "the end of the run", 60)
+        wait(ended, "the end of the run")
         assert job.cluster.driver.outcome is not None
         outcome, error = job.cluster.driver.outcome
         assert outcome == "failed" and error is not None and error.kind == Damaged.kind
@@ -261,7 +261,7 @@ class TestJob:
             job.cluster.pass_time(1.0)
             return job.cluster.driver.outcome is not None
 
-        wait(ended, "the end of the run", 60)
+        wait(ended, "the end of the run")
         assert job.cluster.driver.outcome is not None
         outcome, error = job.cluster.driver.outcome
         assert outcome == "failed" and error is not None and error.kind == Damaged.kind and "recreated" in error.what
@@ -289,7 +289,7 @@ class TestBatchesBeyondTheLimit:
             cluster.pass_time(1.0)
             return len(read.rows()) == 5
 
-        wait(all_read, "the records between", 60)
+        wait(all_read, "the records between")
         assert [row["value"] for row in read.rows()] == [b"1", b"1", b"2", b"3", b"3"]
         assert sorted((row["offset"], row["error"].partition(" are in")[0]) for row in dead.rows()) == [
             (2, "the records of offsets 2 to 4"),
@@ -312,7 +312,7 @@ class TestBatchesBeyondTheLimit:
             cluster.pass_time(1.0)
             return cluster.driver.outcome is not None
 
-        wait(ended, "the end of the run", 60)
+        wait(ended, "the end of the run")
         assert cluster.driver.outcome is not None and cluster.driver.outcome[1] is not None
         assert 'options={"receive.message.max.bytes": ...}' in str(cluster.driver.outcome[1])
 

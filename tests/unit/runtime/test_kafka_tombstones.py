@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from harness import wait
 from kafka_server import KafkaServer
+from patience import wait
 
 import holdfast as hf
 from holdfast.runtime.config.settings import CONTINUOUS
@@ -129,10 +129,10 @@ class TestTable:
             (3, record(3, "three")),
         ):
             kafka.produce(topic, [value], key=str(id).encode())
-        wait(lambda: rows() == {2: ("two", "nl"), 3: ("three", "be")}, "the rows that are left", 60)
+        wait(lambda: rows() == {2: ("two", "nl"), 3: ("three", "be")}, "the rows that are left")
         kafka.produce(topic, [None], key=b"2")
         kafka.produce(topic, [None], key=b"not a number")
         kafka.produce(topic, [record(1, "uno"), record(4, "four", holdfast_deleted=True)], key=b"1")
-        wait(lambda: rows() == {1: ("uno", "be"), 3: ("three", "be")}, "the rows after another delete", 60)
-        wait(lambda: rows() and len(dead.rows()) == 1, "the key that is no number", 60)
+        wait(lambda: rows() == {1: ("uno", "be"), 3: ("three", "be")}, "the rows after another delete")
+        wait(lambda: rows() and len(dead.rows()) == 1, "the key that is no number")
         assert "tombstone" in dead.rows()[0]["error"]

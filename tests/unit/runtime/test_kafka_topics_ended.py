@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import wait
-from kafka_server import KafkaServer
+from kafka_server import ANSWER_WITHIN_S, KafkaServer
+from patience import wait
 
 from holdfast.runtime.cli.main import main
 from holdfast.runtime.cli.start.jobfile import load
@@ -49,7 +49,7 @@ class Site:
     def delete(self, topic: str) -> None:
         """Delete a topic, and wait until brokers no longer describe it."""
         self.kafka.delete(topic)
-        wait(lambda: topic not in self.kafka.admin.list_topics(timeout=5).topics, "the end of the topic", 30)
+        wait(lambda: topic not in self.kafka.admin.list_topics(timeout=ANSWER_WITHIN_S).topics, "the end of the topic")
 
     def say(self, *values: str) -> None:
         """Append records to the topics that they begin with."""
@@ -104,7 +104,7 @@ def pass_until(cluster: Cluster, met: Callable[[], bool]) -> None:
         cluster.pass_time(0.5)
         return met()
 
-    wait(passed, "rows or the end of the run", 60)
+    wait(passed, "rows or the end of the run")
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,8 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from harness import wait
 from kafka_server import PASSWORD, USER, KafkaServer
+from patience import wait
 
 import holdfast as hf
 from holdfast.errors import ConfigError, Damaged
@@ -110,7 +110,7 @@ class Job:
             self.cluster.pass_time(1.0)
             return met()
 
-        wait(passed, what, 60)
+        wait(passed, what)
 
     def catch_up(self) -> None:
         """Let time pass until everything was delivered."""

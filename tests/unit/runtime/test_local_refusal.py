@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import resource
 import signal
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import run
 
 import holdfast as hf
 from holdfast.checkpoint.bases import Thresholds
@@ -326,8 +326,8 @@ class TestRocksDB:
     def test_with_a_file_size_limit_is_reported_with_its_error_until_it_is_lifted(self, tmp_path: Path) -> None:
         """In a separate process, as the limit on file sizes holds for an entire process."""
         command = [sys.executable, __file__, str(tmp_path / "local")]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
+        status, out, errors = run(command, tmp_path, "a process with small files")
+        assert status == 0, out + errors
 
 
 if __name__ == "__main__":

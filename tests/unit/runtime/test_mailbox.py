@@ -7,11 +7,10 @@ import threading
 
 import polars as pl
 import pytest
+from patience import WALL_S
 
 from holdfast.runtime.testing.lanes import InlineLane
 from holdfast.runtime.wire.mailbox import Mailbox, ThreadLanes
-
-PATIENCE_S = 30.0
 
 
 class TestALane:
@@ -24,7 +23,7 @@ class TestALane:
         lanes.lane("upload").submit(panics, results.append)
         lanes.lane("upload").submit(lambda: "done", results.append)
         while len(results) < 2:
-            mailbox.wait(PATIENCE_S)
+            mailbox.wait(WALL_S)
             assert mailbox.drain(), "the lane's thread is gone"
         lanes.close()
         assert isinstance(results[0], pl.exceptions.PanicException)
@@ -36,23 +35,23 @@ class TestAMailbox:
         mailbox, woken = Mailbox(), threading.Event()
 
         def loop() -> None:
-            mailbox.wait(10 * PATIENCE_S)
+            mailbox.wait(WALL_S)
             woken.set()
 
         threading.Thread(target=loop, daemon=True).start()
         mailbox.post(lambda: None)
-        assert woken.wait(PATIENCE_S)
+        assert woken.wait(WALL_S)
 
     def test_does_not_wait_if_a_call_was_already_posted(self) -> None:
         mailbox, woken = Mailbox(), threading.Event()
         mailbox.post(lambda: None)
 
         def loop() -> None:
-            mailbox.wait(10 * PATIENCE_S)
+            mailbox.wait(WALL_S)
             woken.set()
 
         threading.Thread(target=loop, daemon=True).start()
-        assert woken.wait(PATIENCE_S)
+        assert woken.wait(WALL_S)
 
     def test_runs_the_calls_posted_so_far_in_order(self) -> None:
         mailbox, ran = Mailbox(), list[int]()

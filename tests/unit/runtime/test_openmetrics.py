@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from patience import WALL_S
 from prometheus_client.openmetrics import parser
 
 import holdfast as hf
@@ -209,7 +210,7 @@ class TestPort:
 
     def get(self, port: MetricsPort, path: str) -> Any:
         host, number = port.address
-        return urllib.request.urlopen(f"http://{host}:{number}{path}", timeout=10)
+        return urllib.request.urlopen(f"http://{host}:{number}{path}", timeout=WALL_S)
 
     def test_the_port_serves_the_newest_status(self, port: MetricsPort) -> None:
         port.take(from_json(unreachable()))

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
+from patience import WALL_S
 
 from holdfast.runtime.wire.processes import is_gone, signal_all
 
@@ -38,14 +39,14 @@ class TestSignals:
         child = psutil.Process(int(parent.stdout.readline()))
         ends = os.pidfd_open(child.pid)
         signal_all(parent, signal.SIGKILL)
-        assert parent.wait(10) == -signal.SIGKILL
-        assert select.select([ends], [], [], 10)[0] == [ends]
+        assert parent.wait(WALL_S) == -signal.SIGKILL
+        assert select.select([ends], [], [], WALL_S)[0] == [ends]
         os.close(ends)
         assert is_gone(child)
 
     def test_to_an_ended_process_reach_no_other_process(self, parent: subprocess.Popen[str]) -> None:
         parent.kill()
-        parent.wait(10)
+        parent.wait(WALL_S)
         signal_all(parent, signal.SIGKILL)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from harness import wait
 from kafka_server import KafkaServer
+from patience import wait
 from protobuf_wire import VARINT, framed, messages, place, tagged
 
 import holdfast as hf
@@ -54,7 +54,7 @@ class Job:
             assert self.cluster.driver.outcome is None, self.cluster.driver.outcome
             return set(self.copied()) == set(self.said) and len(self.dead.rows()) == self.damaged
 
-        wait(done, "all rows", 60)
+        wait(done, "all rows")
 
 
 @pytest.mark.thorough

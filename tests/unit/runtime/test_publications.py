@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 import pyarrow as pa
 import pytest
-from harness import wait
+from patience import wait
 
 import holdfast as hf
 from holdfast.checkpoint.manifest import Manifest

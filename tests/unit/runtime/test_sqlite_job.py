@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from captured_tables import Until
-from harness import wait
+from patience import wait
 
 import holdfast as hf
 from holdfast.runtime.capture.sqlite import outbox
@@ -60,7 +60,7 @@ def test_a_job_follows_the_table_in_both_modes_over_crashes(tmp_path: Path, mode
             db.execute("SELECT city, count(*) FROM t GROUP BY city ORDER BY city").fetchall()
         )
 
-    wait(is_equal, "the rows of the snapshot", 60)
+    wait(is_equal, "the rows of the snapshot")
     for statement in ROUNDS:
         db.execute(statement)
         capture()
@@ -68,4 +68,4 @@ def test_a_job_follows_the_table_in_both_modes_over_crashes(tmp_path: Path, mode
             cluster.crash(min(cluster.members))
         else:
             cluster.replace_driver()
-        wait(is_equal, statement, 60)
+        wait(is_equal, statement)

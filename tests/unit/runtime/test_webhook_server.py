@@ -17,6 +17,7 @@ from typing import Any
 import aiohttp
 import pyarrow as pa
 import pytest
+from patience import WALL_S
 
 import holdfast as hf
 from holdfast.errors import NotAdmitted, Unavailable
@@ -116,11 +117,11 @@ class Gated(MemoryObjects):
     def create(self, path: str, data: bytes) -> None:
         if path.startswith("commits/"):
             self.reached.set()
-            assert self.gate.wait(60)
+            assert self.gate.wait(WALL_S)
         super().create(path, data)
 
     async def until_reached(self) -> None:
-        assert await asyncio.get_running_loop().run_in_executor(None, self.reached.wait, 60)
+        assert await asyncio.get_running_loop().run_in_executor(None, self.reached.wait, WALL_S)
 
 
 class Down(MemoryObjects):

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from confluent_kafka.admin import AclBindingFilter, AclOperation, AclPermissionType, ResourcePatternType, ResourceType
-from kafka_server import PASSWORD, USER, KafkaServer
+from kafka_server import ANSWER_WITHIN_S, PASSWORD, USER, KafkaServer
 
 import holdfast as hf
 from holdfast.errors import ConfigError, NotAdmitted, Unavailable
@@ -181,7 +181,7 @@ def written_at_last(target: ImmediateTarget, rows: list[pa.RecordBatch]) -> None
 class TestTopic:
     def test_a_start_creates_no_progress_topic(self, kafka: KafkaServer, name: str, target: ImmediateTarget) -> None:
         target.write(ANYWHERE, 0, [batch(("a", 1))])
-        assert progress_topic(name) not in kafka.admin.list_topics(timeout=10).topics
+        assert progress_topic(name) not in kafka.admin.list_topics(timeout=ANSWER_WITHIN_S).topics
 
     def test_records_of_a_key_are_in_one_partition_in_order(
         self, kafka: KafkaServer, name: str, target: ImmediateTarget
@@ -272,4 +272,4 @@ def revoke(kafka: KafkaServer, topic: str) -> None:
     of = (ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, f"User:{USER}", "*")
     every = AclBindingFilter(*of, AclOperation.ANY, AclPermissionType.ANY)
     for future in kafka.admin.delete_acls([every]).values():
-        future.result(10)
+        future.result(ANSWER_WITHIN_S)

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from kafka_changelogs import FakeFeed, FakeTopic, InMemory, ready
 from kafka_fake import FakeConnection, FakeProducer, as_records
-from kafka_server import PASSWORD, USER, KafkaServer
+from kafka_server import ANSWER_WITHIN_S, PASSWORD, USER, KafkaServer
 
 import holdfast as hf
 from holdfast.errors import ConfigError, Damaged, HoldfastError, NotAdmitted, Unavailable
@@ -844,10 +844,10 @@ class TestPlaces:
         name = f"{kafka.topic()}-state"
         sink = KafkaChangelog(KafkaPlace(kafka.servers, name)).sink(RECORDS, KEY, GROUPS)
         assert sink.probe(RECORDS, KEY) == "the first start creates the topic, with 4 partitions"  # type: ignore[attr-defined]
-        assert name not in kafka.admin.list_topics(timeout=30).topics
+        assert name not in kafka.admin.list_topics(timeout=ANSWER_WITHIN_S).topics
         sink.prepare(RECORDS, KEY)
         assert sink.probe(RECORDS, KEY) == "the topic has 4 partitions, and keeps its records"  # type: ignore[attr-defined]
-        assert progress_topic(name) in kafka.admin.list_topics(timeout=30).topics
+        assert progress_topic(name) in kafka.admin.list_topics(timeout=ANSWER_WITHIN_S).topics
 
     @pytest.mark.kafka
     def test_with_a_login_are_written_and_read(self, kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,8 +25,9 @@ from confluent_kafka.admin import (
     ResourcePatternType,
     ResourceType,
 )
-from kafka_server import PASSWORD, USER, KafkaServer
+from kafka_server import ANSWER_WITHIN_S, PASSWORD, USER, KafkaServer
 from kafka_topics import KafkaTopic
+from patience import wait
 
 import holdfast as hf
 from holdfast.errors import ConfigError, Damaged, HoldfastError, NotAdmitted, Unavailable
@@ -306,7 +307,7 @@ def allow_transactions(kafka: KafkaServer) -> None:
     who = (ResourceType.TRANSACTIONAL_ID, "holdfast-", ResourcePatternType.PREFIXED, f"User:{USER}", "*")
     rights = [AclBinding(*who, each, AclPermissionType.ALLOW) for each in (AclOperation.DESCRIBE, AclOperation.WRITE)]
     for future in kafka.admin.create_acls(rights).values():
-        future.result(10)
+        future.result(ANSWER_WITHIN_S)
 
 
 def unseen(sink: KafkaSink | RepeatingKafka, remedy: str) -> None:
@@ -393,11 +394,13 @@ def replace_topic(topic: KafkaTopic) -> None:
     before = topic_id(topic)
     admin = AdminClient(topic.sink.place.settings())
     admin.delete_topics([topic.name])[topic.name].result()
-    until = time.monotonic() + 30
-    while topic_id(topic) in (before, None) and time.monotonic() < until:
+
+    def is_another() -> bool:
         with suppress(KafkaException):
             admin.create_topics([NewTopic(topic.name, 2)])[topic.name].result()
-    assert topic_id(topic) not in (before, None)
+        return topic_id(topic) not in (before, None)
+
+    wait(is_another, "the other topic")
 
 
 def topic_id(topic: KafkaTopic) -> str | None:

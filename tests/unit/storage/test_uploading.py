@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from fsspec.asyn import sync_wrapper
+from patience import WALL_S
 from s3fs import core
 
 from holdfast.errors import AlreadyExists, Unavailable
@@ -102,7 +103,7 @@ class TestUploading:
             for number in range(7):  # two parts, and a third one that is not full
                 file.write(block(number))
             for _ in range(uploading.IN_FLIGHT):
-                assert bucket.begun.acquire(timeout=10)
+                assert bucket.begun.acquire(timeout=WALL_S)
             bucket.may_upload.set()
             for number in range(7, 20):
                 file.write(block(number))

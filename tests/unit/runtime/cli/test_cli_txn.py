@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from harness import wait
 from kafka_server import KafkaServer
+from patience import wait
 
 import holdfast as hf
 from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer

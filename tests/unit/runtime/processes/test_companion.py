@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import psutil
 import pytest
+from patience import WALL_S, wait
 
 from holdfast.model import WorkerId
 from holdfast.runtime.processes import control
@@ -25,12 +26,10 @@ from holdfast.runtime.processes.streams import StreamClosed, connect
 from holdfast.runtime.processes.tls import Credentials, make_credentials
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.vitals import Limits
-from tests.unit.runtime.processes.test_exchange import until
 
 WORKER = WorkerId("w")
 MARKS = ("source: s", "function: map parse")
 QUICK = Limits(every=0.05, hung_after=60.0, session_timeout=60.0)
-PATIENCE_S = 30.0
 
 # A worker of its own process: registers, starts its companion, marks a function, and then obeys commands.
 WORKER_PROGRAM = """
@@ -73,7 +72,7 @@ class Driver:
     def register(self, credentials: Credentials) -> ControlClient:
         register = m.Register(WORKER, 1, "here", os.getpid(), "boot", ("here", 1))
         client = ControlClient(self.server.address, credentials, register, lambda _: None, lambda _: None)
-        until(lambda: WORKER in self.server._streams and self.said(m.Register), "the worker")
+        wait(lambda: WORKER in self.server._streams and self.said(m.Register), "the worker")
         return client
 
 
@@ -151,12 +150,12 @@ class TestACompanion:
         companion = Companion(board, driver.server.address, credentials, hello, QUICK)
         assert companion.pid is not None
         board.mark(MARKS[1])
-        until(lambda: len(driver.said(m.Vitals)) > 2, "a word of the companion", PATIENCE_S)
+        wait(lambda: len(driver.said(m.Vitals)) > 2, "a word of the companion")
         first, second, *_ = driver.said(m.Vitals)
         assert (first.worker, first.state, first.mark) == (WORKER, "held", MARKS[1])
         assert second.for_ms > first.for_ms > 0
         board.mark(None)
-        until(lambda: driver.said(m.Vitals)[-1].mark is None, "the mark to go", PATIENCE_S)
+        wait(lambda: driver.said(m.Vitals)[-1].mark is None, "the mark to go")
         companion.close()
         assert gone(companion.pid)
         assert companion._process is not None and companion._process.returncode == 0  # by itself
@@ -176,66 +175,66 @@ class TestACompanion:
 
         threading.Thread(target=beat, daemon=True).start()
         companion = Companion(board, plain.server.address, secret, hello, limits)
-        until(lambda: WORKER in plain.server._companions, "the companion", PATIENCE_S)
+        wait(lambda: WORKER in plain.server._companions, "the companion")
         looked = time.monotonic() + 5 * limits.every
-        until(lambda: time.monotonic() > looked, "some looks")
+        wait(lambda: time.monotonic() > looked, "some looks")
         assert plain.said(m.Vitals) == []
         stop.set()
-        until(lambda: plain.said(m.Vitals), "a word, once it does not beat", PATIENCE_S)
+        wait(lambda: plain.said(m.Vitals), "a word, once it does not beat")
         companion.close()
         client.close()
 
     def test_reports_the_last_mark_of_a_worker_that_ended(self, plain: Driver, working: Callable[..., Worker]) -> None:
         worker = working(Limits(every=5.0, hung_after=60.0, session_timeout=60.0))
-        until(lambda: WORKER in plain.server._companions, "the companion", PATIENCE_S)
+        wait(lambda: WORKER in plain.server._companions, "the companion")
         worker.tell("exit")
-        until(lambda: plain.said(tuple), "the end of the stream", PATIENCE_S)
+        wait(lambda: plain.said(tuple), "the end of the stream")
         vitals, (_, why) = plain.heard[-2:]
         assert (vitals.state, vitals.mark) == ("ended", MARKS[1])
         assert "closed its stream" in why
-        until(lambda: gone(worker.companion), "the companion's end", PATIENCE_S)
+        wait(lambda: gone(worker.companion), "the companion's end")
 
     def test_survives_the_signals_that_end_its_worker(self, plain: Driver, working: Callable[..., Worker]) -> None:
         """They go to the whole process group; only the companion can report what the worker was doing."""
         worker = working(Limits(every=5.0, hung_after=60.0, session_timeout=60.0))
-        until(lambda: WORKER in plain.server._companions, "the companion", PATIENCE_S)
+        wait(lambda: WORKER in plain.server._companions, "the companion")
         for number in (signal.SIGINT, signal.SIGTERM):
             os.kill(worker.companion, number)
         worker.tell("exit")
-        until(lambda: plain.said(tuple), "the end of the stream", PATIENCE_S)
+        wait(lambda: plain.said(tuple), "the end of the stream")
         assert [each.state for each in plain.said(m.Vitals)] == ["ended"]
 
     def test_is_awaited_if_its_worker_ended_right_after_it_connected(
         self, plain: Driver, working: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(control, "COMING_S", PATIENCE_S)
+        monkeypatch.setattr(control, "COMING_S", WALL_S)
         worker = working()
         worker.tell("exit")
-        until(lambda: plain.said(tuple), "the end of the stream", PATIENCE_S)
+        wait(lambda: plain.said(tuple), "the end of the stream")
         assert [each.mark for each in plain.said(m.Vitals) if each.state == "ended"] == [MARKS[1]]
 
     def test_does_not_report_for_a_worker_that_a_signal_stopped(
         self, plain: Driver, working: Callable[..., Worker]
     ) -> None:
         worker = working()
-        until(lambda: plain.said(m.Vitals), "a word of the companion", PATIENCE_S)
+        wait(lambda: plain.said(m.Vitals), "a word of the companion")
         os.kill(worker.process.pid, signal.SIGSTOP)
-        until(lambda: _is_stopped(worker.process.pid), "the stop")
+        wait(lambda: _is_stopped(worker.process.pid), "the stop")
         several = time.monotonic() + 2 * QUICK.every  # one look may be under way
-        until(lambda: time.monotonic() > several, "a look")
+        wait(lambda: time.monotonic() > several, "a look")
         before = len(plain.said(m.Vitals))
         more = time.monotonic() + 10 * QUICK.every
-        until(lambda: time.monotonic() > more, "some looks")
+        wait(lambda: time.monotonic() > more, "some looks")
         assert len(plain.said(m.Vitals)) == before
         os.kill(worker.process.pid, signal.SIGCONT)
-        until(lambda: len(plain.said(m.Vitals)) > before, "a word of the companion", PATIENCE_S)
+        wait(lambda: len(plain.said(m.Vitals)) > before, "a word of the companion")
 
     def test_reports_and_ends_a_worker_that_holds_its_interpreter_too_long(
         self, plain: Driver, working: Callable[..., Worker]
     ) -> None:
         worker = working(Limits(every=0.05, hung_after=0.5, session_timeout=60.0))
-        assert worker.process.wait(PATIENCE_S) == -signal.SIGKILL
-        until(lambda: plain.said(tuple), "the end of the stream", PATIENCE_S)
+        assert worker.process.wait(WALL_S) == -signal.SIGKILL
+        wait(lambda: plain.said(tuple), "the end of the stream")
         said = [each for each in plain.said(m.Vitals) if each.state != "held"]
         assert (said[0].state, said[-1].state) == ("hung", "ended")
         assert {each.mark for each in said} == {MARKS[1]}
@@ -244,10 +243,10 @@ class TestACompanion:
     def test_ends_a_dismissed_worker_that_cannot_exit(self, plain: Driver, working: Callable[..., Worker]) -> None:
         """A zombie that holds its interpreter does not notice that its stream is closed."""
         worker = working(Limits(every=0.05, hung_after=60.0, session_timeout=0.5))
-        until(lambda: WORKER in plain.server._companions, "the companion", PATIENCE_S)
+        wait(lambda: WORKER in plain.server._companions, "the companion")
         plain.server.dismiss(WORKER)
-        assert worker.process.wait(PATIENCE_S) == -signal.SIGKILL
-        until(lambda: gone(worker.companion), "the companion's end", PATIENCE_S)
+        assert worker.process.wait(WALL_S) == -signal.SIGKILL
+        wait(lambda: gone(worker.companion), "the companion's end")
 
 
 class TestItsEnd:
@@ -257,7 +256,7 @@ class TestItsEnd:
             before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps them then
             try:
                 process.kill()
-                until(lambda: not psutil.pid_exists(process.pid), "the end of the process", PATIENCE_S)
+                wait(lambda: not psutil.pid_exists(process.pid), "the end of the process")
                 _Process(process.pid, os.dup(process.stdin.fileno())).end()
             finally:
                 signal.signal(signal.SIGCHLD, before)
@@ -268,7 +267,7 @@ class TestDriverSide:
         client = plain.register(Credentials(b"s" * 32))
         (serving,) = [each for each in threading.enumerate() if each.name == "control"]
         plain.server.dismiss(WORKER)
-        serving.join(PATIENCE_S)
+        serving.join(WALL_S)
         assert not serving.is_alive()
         assert plain.said(tuple) == []
         client.close()
@@ -283,15 +282,15 @@ class TestDriverSide:
         self, plain: Driver, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Its stream may end before that of the worker is seen to end."""
-        monkeypatch.setattr(control, "COMING_S", 2 * PATIENCE_S)
+        monkeypatch.setattr(control, "COMING_S", 2 * WALL_S)
         secret = Credentials(b"s" * 32)
         client = plain.register(secret)
         companion = connect(plain.server.address, secret, msgspec.msgpack.encode(m.Companion(WORKER)))
-        until(lambda: WORKER in plain.server._companions, "the companion")
+        wait(lambda: WORKER in plain.server._companions, "the companion")
         companion.close()
-        until(lambda: plain.server._companions[WORKER] is None, "its end")
+        wait(lambda: plain.server._companions[WORKER] is None, "its end")
         client.close()
-        until(lambda: plain.said(tuple), "the end of the worker's stream")
+        wait(lambda: plain.said(tuple), "the end of the worker's stream")
 
     def test_refuses_the_companion_of_an_unknown_worker(self, plain: Driver) -> None:
         board = Board(MARKS)
@@ -307,9 +306,9 @@ class TestDriverSide:
         self, plain: Driver, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(control, "YOUNG_S", 0.0)
-        monkeypatch.setattr(control, "COMING_S", 2 * PATIENCE_S)
+        monkeypatch.setattr(control, "COMING_S", 2 * WALL_S)
         plain.register(Credentials(b"s" * 32)).close()
-        until(lambda: plain.said(tuple), "the end of the stream")
+        wait(lambda: plain.said(tuple), "the end of the stream")
         assert [type(each) for each in plain.heard] == [m.Register, tuple]
 
     def test_limits_the_wait_for_the_last_report(self, plain: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,9 +317,9 @@ class TestDriverSide:
         client = plain.register(Credentials(b"s" * 32))
         hello = msgspec.msgpack.encode(m.Companion(WORKER))
         companion = connect(plain.server.address, Credentials(b"s" * 32), hello)
-        until(lambda: WORKER in plain.server._companions, "the companion")
+        wait(lambda: WORKER in plain.server._companions, "the companion")
         client.close()
-        until(lambda: plain.said(tuple), "the end of the stream")
+        wait(lambda: plain.said(tuple), "the end of the stream")
         companion.close()
 
     def test_ignores_an_unreadable_companion(self, plain: Driver) -> None:

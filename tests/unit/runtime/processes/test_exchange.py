@@ -5,11 +5,12 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import msgspec
 import pyarrow as pa
 import pytest
+from patience import WALL_S, wait
 
 from holdfast.errors import Unavailable
 from holdfast.model import Barrier, ChannelId, Epoch, Generation, JobUuid, Subtask, Watermark
@@ -23,13 +24,6 @@ SCHEMA = pa.schema([pa.field("n", pa.int64())])
 SECRET = Credentials(b"s" * 32)
 JOB = JobUuid("job")
 LEFT_TO_RIGHT = ChannelId(0, Subtask(0), Subtask(1))
-
-
-def until(true: Callable[[], object], what: str, timeout_s: float = 10.0) -> None:
-    deadline, pause = time.monotonic() + timeout_s, threading.Event()
-    while not true():
-        assert time.monotonic() < deadline, f"waited for {what}"
-        pause.wait(0.005)
 
 
 class End:
@@ -89,7 +83,7 @@ def taken(links: Links, count: int) -> list[Frame]:
             frames.append(frame)
         return len(frames) == count
 
-    until(more, f"{count} frames")
+    wait(more, f"{count} frames")
     return frames
 
 
@@ -128,13 +122,13 @@ class TestChannels:
             sent += 1
             assert sent < 100
         taken(receiver, sent)
-        until(lambda: sender.room(LEFT_TO_RIGHT), "room")
+        wait(lambda: sender.room(LEFT_TO_RIGHT), "room")
 
     def test_a_peer_that_was_deployed_first_is_kept_waiting(self, ends: tuple[End, End]) -> None:
         peers = {Subtask(i): end.network.address for i, end in enumerate(ends)}
         sender = ends[0].open(0, 2, peers)
         sender.put(LEFT_TO_RIGHT, batch(7))
-        until(lambda: ends[1].network._waiting, "the connection")
+        wait(lambda: ends[1].network._waiting, "the connection")
         (frame,) = taken(ends[1].open(1, 2, peers), 1)
         assert isinstance(frame, pa.RecordBatch) and frame.equals(batch(7))
         assert ends[1].network._waiting == {}
@@ -143,7 +137,7 @@ class TestChannels:
         hello = msgspec.msgpack.encode(Hello(JOB, Generation(1), LEFT_TO_RIGHT))
         network = ends[1].network
         first = connect(network.address, SECRET, hello)
-        until(lambda: network._waiting, "the first connection")
+        wait(lambda: network._waiting, "the first connection")
         second = connect(network.address, SECRET, hello)
         refused(first)
         barrier = Barrier(Epoch(1), Epoch(0), last=False)
@@ -160,10 +154,10 @@ class TestChannels:
 
         sender, _ = opened(ends)
         sender.put(LEFT_TO_RIGHT, batch(1))
-        until(lambda: channels() == ["receive-0-0", "send-0-1"], "both threads")
+        wait(lambda: channels() == ["receive-0-0", "send-0-1"], "both threads")
         for end in ends:
             end.close()
-        until(lambda: channels() == [], "their end")
+        wait(lambda: channels() == [], "their end")
 
     def test_peers_of_an_older_generation_are_refused(self, ends: tuple[End, End]) -> None:
         """P2"""
@@ -201,7 +195,7 @@ class TestClosedChannels:
             peer.receive()
         for thread in threading.enumerate():
             if thread.name.startswith("receive-"):
-                thread.join(10.0)
+                thread.join(WALL_S)
         ends[1].mailbox.drain()
         assert ends[1].broken == []
 
@@ -212,7 +206,7 @@ class TestClosedChannels:
 
     def test_of_a_worker_that_exits_include_its_waiting_peers(self, ends: tuple[End, End]) -> None:
         peer = connect(ends[1].network.address, SECRET, self.HELLO)
-        until(lambda: ends[1].network._waiting, "the peer to wait")
+        wait(lambda: ends[1].network._waiting, "the peer to wait")
         ends[1].network.close()
         with pytest.raises(StreamClosed):
             peer.receive()
@@ -238,7 +232,7 @@ class TestClosedChannels:
         ends = End(silent_after_s=silent_after_s), End(silent_after_s=silent_after_s)
         for links, end in zip(opened(ends), ends, strict=True):
             assert isinstance(links, _TcpLinks)
-            until(lambda links=links: links._streams, "a connection")  # type: ignore[misc]
+            wait(lambda links=links: links._streams, "a connection")
             connection, options = links._streams[0]._socket, (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL)
             assert [connection.getsockopt(socket.IPPROTO_TCP, option) for option in options] == [first, every]
             end.close()
@@ -254,7 +248,7 @@ class TestClosedChannels:
         monkeypatch.setattr("holdfast.runtime.processes.exchange.connect", unanswered)
         end = End(silent_after_s=0.75)
         end.open(0, 1, {Subtask(1): ("127.0.0.1", 1)})
-        until(lambda: end.mailbox.drain() or end.broken, "a report")
+        wait(lambda: end.mailbox.drain() or end.broken, "a report")
         assert waited == [0.75]
         end.close()
 
@@ -271,14 +265,14 @@ class TestBrokenChannels:
             while_sending.wait(0.01)
             return ends[0].mailbox.drain()
 
-        until(reported, "a report")
+        wait(reported, "a report")
         assert ends[0].broken[0][:2] == (1, threading.current_thread().name)
 
     def test_say_why_in_one_line_if_the_peer_cannot_be_reached(self, ends: tuple[End, End]) -> None:
         with socket.create_server(("127.0.0.1", 0)) as gone:
             address = gone.getsockname()[:2]
         ends[0].open(0, 1, {Subtask(1): address})
-        until(ends[0].mailbox.drain, "a report")
+        wait(ends[0].mailbox.drain, "a report")
         assert ends[0].broken[0][2] == f"no stream to 127.0.0.1:{address[1]}: [Errno 111] Connection refused"
 
     def test_include_those_that_deliver_unreadable_bytes(self, ends: tuple[End, End]) -> None:
@@ -294,7 +288,7 @@ class TestBrokenChannels:
                 generation == 2 for generation, _, _ in ends[1].broken
             )  # that channel 1 closed may be reported first
 
-        until(is_reported, "a report")
+        wait(is_reported, "a report")
         stream.close()
 
 
@@ -308,15 +302,15 @@ class TestAuthentication:
         address = listener.getsockname()
         freed = threading.Event()
 
-        def wait() -> None:
+        def accept() -> None:
             try:
                 listener.accept()
             except OSError:
                 freed.set()
 
-        threading.Thread(target=wait, daemon=True).start()
+        threading.Thread(target=accept, daemon=True).start()
         close_listener(listener)
-        assert freed.wait(5.0)
+        assert freed.wait(WALL_S)
         with pytest.raises(Unavailable):
             connect(address, SECRET, b"hello")
 
@@ -328,6 +322,6 @@ class TestThreadLanes:
         done: list[object] = []
         lanes.lane("once-only").submit(lambda: 7, done.append)
         lanes.close()
-        until(lambda: "once-only" not in {thread.name for thread in threading.enumerate()}, "the thread to end")
+        wait(lambda: "once-only" not in {thread.name for thread in threading.enumerate()}, "the thread to end")
         mailbox.drain()
         assert done == [7]

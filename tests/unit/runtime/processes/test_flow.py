@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import msgspec
 import pyarrow as pa
 import pytest
+from patience import WALL_S, wait
 
 from holdfast.errors import JobFailed
 from holdfast.model import Barrier, Epoch, Generation
@@ -16,7 +17,7 @@ from holdfast.runtime.processes.exchange import Hello, _TcpLinks
 from holdfast.runtime.processes.streams import Stream, connect
 from holdfast.runtime.wire import channels
 from holdfast.runtime.wire.channels import CHANNEL_BYTES_MAX, parts_of
-from tests.unit.runtime.processes.test_exchange import JOB, LEFT_TO_RIGHT, SECRET, End, batch, opened, taken, until
+from tests.unit.runtime.processes.test_exchange import JOB, LEFT_TO_RIGHT, SECRET, End, batch, opened, taken
 
 BATCH_BYTES = 1 << 20
 BATCHES = 96
@@ -51,14 +52,14 @@ class TestAReceiver:
 
         threading.Thread(target=send, daemon=True).start()
         queue = links._in[LEFT_TO_RIGHT]
-        until(lambda: all_sent.is_set() or (queue._full and not queue.room()), "the receiver to wait for room")
+        wait(lambda: all_sent.is_set() or (queue._full and not queue.room()), "the receiver to wait for room")
         assert not all_sent.is_set()
         assert queue._bytes_in - queue._bytes_out <= CHANNEL_BYTES_MAX + 2 * BATCH_BYTES
         frames = taken(links, BATCHES)
         assert [frame.column(0)[0].as_py() for frame in frames if isinstance(frame, pa.RecordBatch)] == list(
             range(BATCHES)
         )
-        assert all_sent.wait(10.0)
+        assert all_sent.wait(WALL_S)
         stream.close()
 
     def test_that_reads_nothing_leaves_its_sender_without_room(self, ends: tuple[End, End]) -> None:
@@ -74,7 +75,7 @@ class TestAReceiver:
                 sent += 1
             return sent == BATCHES or (waiting._full and not waiting.room() and not queue.room())
 
-        until(full, "both queues to be full")
+        wait(full, "both queues to be full")
         assert sent < BATCHES
         taken(receiver, sent)
         assert sender.room(LEFT_TO_RIGHT)
@@ -149,5 +150,5 @@ class TestOversizedFrame:
             ends[1].mailbox.drain()
             return any("was announced" in why for _, _, why in ends[1].broken)
 
-        until(reported, "a report")
+        wait(reported, "a report")
         stream.close()

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from patience import WALL_S
 
 from holdfast.errors import Unavailable
 from holdfast.runtime.processes import door, streams
@@ -25,7 +26,6 @@ from holdfast.runtime.processes.tls import Credentials, make_credentials
 SECRET = Credentials(b"s" * 32)
 HELLO = b"hello"
 NONCE = b"n" * 32
-PATIENCE_S = 30.0
 
 
 def proof(role: bytes, first: bytes, second: bytes, hello: bytes = HELLO, secret: bytes = SECRET.secret) -> bytes:
@@ -64,7 +64,7 @@ class Peer:
         self.thread.start()
 
     def ended(self) -> list[BaseException]:
-        self.thread.join(PATIENCE_S)
+        self.thread.join(WALL_S)
         assert not self.thread.is_alive()
         return self.errors
 
@@ -82,7 +82,7 @@ def answering(listener: socket.socket, answer: Callable[[bytes, bytes], bytes], 
     def play() -> None:
         connection, _ = listener.accept()
         with connection:
-            connection.settimeout(PATIENCE_S)
+            connection.settimeout(WALL_S)
             connection.sendall(NONCE)
             _, length = struct.unpack("<BQ", exactly(connection, 9))
             greeting = exactly(connection, length)
@@ -97,7 +97,7 @@ def answering(listener: socket.socket, answer: Callable[[bytes, bytes], bytes], 
 
 def greeting(connection: socket.socket, given: Callable[[bytes], bytes], hello: bytes = HELLO) -> bytes:
     """Connect by hand: read the nonce, send a greeting with this proof; return the answer, empty if there is none."""
-    connection.settimeout(PATIENCE_S)
+    connection.settimeout(WALL_S)
     theirs = exactly(connection, 32)
     message = NONCE + given(theirs) + hello
     connection.sendall(struct.pack("<BQ", 0, len(message)) + message)
@@ -195,7 +195,7 @@ class TestAcceptingEnd:
     @pytest.mark.parametrize("length", [32 + 32 - 1, 32 + 32 + streams.HELLO_BYTES_MAX + 1, 1 << 20])
     def test_refuses_a_greeting_of_a_wrong_size_before_it_is_read(self, listener: socket.socket, length: int) -> None:
         peer = self.accepting(listener, [])
-        with socket.create_connection(listener.getsockname(), PATIENCE_S) as connection:
+        with socket.create_connection(listener.getsockname(), WALL_S) as connection:
             exactly(connection, 32)
             connection.sendall(struct.pack("<BQ", 0, length))
             assert connection.recv(1) == b""
@@ -299,7 +299,7 @@ class TestPendingHandshakes:
     ) -> None:
         monkeypatch.setattr(door, "PENDING_MAX", 3)
         monkeypatch.setattr(door, "GIVES_WAY_AFTER_S", 0.0)
-        monkeypatch.setattr(streams, "HANDSHAKE_TIMEOUT_S", 2 * PATIENCE_S)
+        monkeypatch.setattr(streams, "HANDSHAKE_TIMEOUT_S", 2 * WALL_S)
         served = threading.Event()
 
         def serve(stream: Stream, hello: bytes) -> None:
@@ -310,11 +310,11 @@ class TestPendingHandshakes:
         serve_each(listener, "crowded", SECRET, serve)
         silent = []
         for _ in range(5):
-            silent.append(socket.create_connection(listener.getsockname(), PATIENCE_S))
+            silent.append(socket.create_connection(listener.getsockname(), WALL_S))
             exactly(silent[-1], 32)  # taken, and its handshake is pending
         assert [each.recv(1) for each in silent[:2]] == [b"", b""]
         connect(listener.getsockname(), SECRET, HELLO).close()
-        assert served.wait(PATIENCE_S)
+        assert served.wait(WALL_S)
         for each in silent:
             each.close()
 
@@ -322,7 +322,7 @@ class TestPendingHandshakes:
         self, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(door, "PENDING_MAX", 1)
-        monkeypatch.setattr(door, "GIVES_WAY_AFTER_S", 2 * PATIENCE_S)
+        monkeypatch.setattr(door, "GIVES_WAY_AFTER_S", 2 * WALL_S)
         served: list[bytes] = []
         both = threading.Semaphore(0)
 
@@ -340,12 +340,12 @@ class TestPendingHandshakes:
         serve_each(listener, "young", SECRET, serve)
         slow = socket.create_connection(listener.getsockname())
         theirs = exactly(slow, 32)
-        assert looks.acquire(timeout=PATIENCE_S)  # it was given the only place
+        assert looks.acquire(timeout=WALL_S)  # it was given the only place
         quick = Peer(lambda: connect(listener.getsockname(), SECRET, b"quick").close())
-        assert looks.acquire(timeout=PATIENCE_S)  # and the next one checks for how long it has had that
+        assert looks.acquire(timeout=WALL_S)  # and the next one checks for how long it has had that
         message = NONCE + proof(b"connect", theirs, NONCE, b"slow") + b"slow"
         slow.sendall(struct.pack("<BQ", 0, len(message)) + message)
-        assert both.acquire(timeout=PATIENCE_S) and both.acquire(timeout=PATIENCE_S)
+        assert both.acquire(timeout=WALL_S) and both.acquire(timeout=WALL_S)
         assert served == [b"slow", b"quick"]
         assert quick.ended() == []
         slow.close()
@@ -354,7 +354,7 @@ class TestPendingHandshakes:
         self, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(door, "PENDING_MAX", 1)
-        monkeypatch.setattr(door, "GIVES_WAY_AFTER_S", 2 * PATIENCE_S)
+        monkeypatch.setattr(door, "GIVES_WAY_AFTER_S", 2 * WALL_S)
         served = threading.Semaphore(0)
 
         def serve(stream: Stream, _: bytes) -> None:
@@ -365,11 +365,11 @@ class TestPendingHandshakes:
 
         serve_each(listener, "served", SECRET, serve)
         streams = [connect(listener.getsockname(), SECRET, HELLO) for _ in range(3)]
-        assert all(served.acquire(timeout=PATIENCE_S) for _ in streams)
+        assert all(served.acquire(timeout=WALL_S) for _ in streams)
         assert not served.acquire(blocking=False)  # all are open
         for each in streams:
             each.close()
-        assert all(served.acquire(timeout=PATIENCE_S) for _ in streams)
+        assert all(served.acquire(timeout=WALL_S) for _ in streams)
 
 
 class TestShortage:
@@ -404,14 +404,14 @@ class TestShortage:
                 super().start()
 
         monkeypatch.setattr(door, "PENDING_MAX", 1)
-        monkeypatch.setattr(door, "GIVES_WAY_AFTER_S", 2 * PATIENCE_S)
+        monkeypatch.setattr(door, "GIVES_WAY_AFTER_S", 2 * WALL_S)
         monkeypatch.setattr(door, "ACCEPT_PAUSE_S", 0.0)
         kinds = {"Condition": threading.Condition, "Lock": threading.Lock, "Thread": Short}
         monkeypatch.setattr(door, "threading", SimpleNamespace(**kinds))
         serve_each(listener, "short", SECRET, lambda stream, _: stream.close())
         for _ in range(2):
             with socket.create_connection(listener.getsockname()) as refused:
-                refused.settimeout(PATIENCE_S)
+                refused.settimeout(WALL_S)
                 assert refused.recv(1) == b""
         connect(listener.getsockname(), SECRET, HELLO).close()
 

@@ -9,12 +9,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
+from patience import wait
 
 import holdfast
 from holdfast.errors import ConfigError, Unavailable
@@ -23,7 +24,6 @@ from holdfast.runtime.processes.companion import Forked
 from holdfast.runtime.processes.local import LocalHost, Zygote, how_it_ended
 from holdfast.runtime.wire.processes import is_gone
 
-PATIENCE_S = 60.0
 LEAVES, FAILS, EXITS, CRASHES, STAYS, SHOWS, PRINTS = range(1, 8)
 """What the worker of a launch does: the last digit of its number."""
 
@@ -63,23 +63,15 @@ class Started:
 
     def end_of(self, number: int) -> str | None:
         """Wait for the end of a launch; return how it ended."""
-        until(lambda: any(ended == number for ended, _ in self.ends), f"the end of launch {number}")
+        wait(lambda: any(ended == number for ended, _ in self.ends), f"the end of launch {number}")
         (how,) = [how for ended, how in self.ends if ended == number]
         return how
 
     def process_of(self, number: int) -> psutil.Process:
         """Wait until the worker of a launch runs its task; return its process."""
         path = self.folder / f"{number}.pid"
-        until(lambda: path.exists() and path.read_text() != "", f"the worker of launch {number}")
+        wait(lambda: path.exists() and path.read_text() != "", f"the worker of launch {number}")
         return psutil.Process(int(path.read_text()))
-
-
-def until(true: Callable[[], bool], what: str) -> None:
-    """Wait for a condition."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < deadline, f"waited for {what}"
-        time.sleep(0.01)
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +165,7 @@ class TestALaunch:
 
         try:
             mine.launch(PRINTS)
-            until(printed, "what the worker prints")
+            wait(printed, "what the worker prints")
         finally:
             mine.host.close(hurry=True)
 
@@ -206,7 +198,7 @@ class TestTheZygote:
         for launch in launches:
             assert started.end_of(launch) == "its process was killed with the process that starts workers"
         assert started.end_of(started.launch(LEAVES)) is None
-        until(lambda: all(map(is_gone, processes)), "the end of the workers")
+        wait(lambda: all(map(is_gone, processes)), "the end of the workers")
 
     def test_is_waited_for_with_a_word_to_the_user_if_it_has_to_compile(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(local, "NOTED_AFTER_S", 0.0)
@@ -279,11 +271,11 @@ class TestTheZygote:
         root = Path(__file__).parents[4]
         paths = [str(Path(holdfast.__file__).parent.parent), str(root)]
         with subprocess.Popen([sys.executable, "-c", program, str(tmp_path), *paths]) as driver:
-            until(lambda: (tmp_path / "5.pid").exists() and (tmp_path / "5.pid").read_text() != "", "a worker")
+            wait(lambda: (tmp_path / "5.pid").exists() and (tmp_path / "5.pid").read_text() != "", "a worker")
             worker = psutil.Process(int((tmp_path / "5.pid").read_text()))
             zygote = psutil.Process(worker.ppid())
             driver.kill()
-        until(lambda: is_gone(worker) and is_gone(zygote), "the end of both")
+        wait(lambda: is_gone(worker) and is_gone(zygote), "the end of both")
 
 
 class TestTheEndOfAProcess:

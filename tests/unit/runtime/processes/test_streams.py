@@ -8,6 +8,7 @@ import socket
 import threading
 
 import pytest
+from patience import WALL_S
 
 from holdfast.errors import Unavailable
 from holdfast.runtime.processes import streams
@@ -16,7 +17,6 @@ from holdfast.runtime.processes.streams import Stream, StreamClosed
 from holdfast.runtime.processes.tls import Credentials
 
 SECRET = Credentials(b"s" * 32)
-PATIENCE_S = 30.0
 
 
 class Short(socket.socket):
@@ -89,7 +89,7 @@ class TestAListener:
             listener.listen(1)
             serve_each(listener, "short", SECRET, lambda stream, _: served.put(stream))
             peer = streams.connect(listener.getsockname()[:2], SECRET, b"hello")
-            served.get(timeout=PATIENCE_S).close()
+            served.get(timeout=WALL_S).close()
             peer.close()
             assert listener.refusals == 1
             streams.close_listener(listener)
@@ -99,5 +99,5 @@ class TestAListener:
         serve_each(listener, "ends", SECRET, lambda stream, _: stream.close())
         (thread,) = [each for each in threading.enumerate() if each.name == "ends-accept"]
         streams.close_listener(listener)
-        thread.join(PATIENCE_S)
+        thread.join(WALL_S)
         assert not thread.is_alive()

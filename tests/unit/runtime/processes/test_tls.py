@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from patience import WALL_S
 
 from holdfast.errors import Unavailable
 from holdfast.runtime.processes.streams import Stream, StreamClosed, accept, connect
@@ -39,7 +40,7 @@ class Acceptor:
     def taken(self) -> None:
         """Wait until the connection was taken or refused."""
         assert self._thread is not None
-        self._thread.join(20)
+        self._thread.join(WALL_S)
         assert not self._thread.is_alive()
 
     def close(self) -> None:
@@ -116,7 +117,7 @@ class TestEncryptedStreams:
         for thread in (*senders, *receivers):
             thread.start()
         for thread in (*senders, *receivers):
-            thread.join(60)
+            thread.join(WALL_S)
         assert [(kind, bytes(data)) for kind, data in received] == [(1, payload)] * (2 * frames)
         ours.close()
 
@@ -153,9 +154,9 @@ class TestEncryptedStreams:
                 freed.set()
 
         threading.Thread(target=send, daemon=True).start()
-        assert sent.wait(10)
+        assert sent.wait(WALL_S)
         ours.close()
-        assert freed.wait(20)
+        assert freed.wait(WALL_S)
 
 
 class TestRefusedPeers:

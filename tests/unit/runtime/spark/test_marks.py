@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from patience import run as run_command
+from patience import wait_for_end
 
 from holdfast.runtime.spark.marks import CallMarks, ended
 
@@ -40,7 +42,7 @@ def quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tup
         )
         command = [sys.executable, "-c", start, how, str(hung_after_s)]
         process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-        status = process.wait(120)
+        status = wait_for_end(process, "a process that ends itself")
         return status, (tmp_path / str(process.pid)).read_text()
 
     return run
@@ -76,11 +78,11 @@ class TestAProcessThatEnds:
         assert found is not None and (found.mark, found.hung) == ("function: second", True)
 
 
-def test_without_the_file_calls_are_still_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_file_calls_are_still_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHON_FAULTHANDLER_DIR", raising=False)
     command = [sys.executable, "-c", PROGRAM, "hang", "0.3"]
-    done = subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 1 and "Timeout" in done.stderr
+    status, _, errors = run_command(command, tmp_path, "a call that hangs")
+    assert status == 1 and "Timeout" in errors
 
 
 def test_marks_can_be_closed_between_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
