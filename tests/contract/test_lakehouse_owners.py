@@ -50,7 +50,7 @@ class Table:
     def __init__(self, made: Callable[..., Any], folder: Path) -> None:
         self._made, self.folder = made, folder
         self.keyed, self.added = made(folder, ("n",)), made(folder)
-        self.sink = self.keyed.sink
+        self.sink, self.first = self.keyed.sink, 0
         self.sink.prepare(SCHEMA, None)
 
     def deliver(
@@ -70,25 +70,11 @@ class Table:
 
     def maintain(self) -> None:
         """Compact the table and drop what its history has, as other programs do."""
-        if isinstance(self.keyed, FolderTable):
-            table = self.keyed.load()
-            table.optimize.compact()
-            table.create_checkpoint()
-            table.vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
-            return
-        table = self.keyed.load()
-        older = [each.snapshot_id for each in table.metadata.snapshots if each != table.current_snapshot()]
-        table.maintenance.expire_snapshots().by_ids(older).commit()
-        table.catalog.close()
+        self.keyed.maintain()
 
     def go_back(self) -> None:
         """Give the table the rows of its first delivery by hand."""
-        if isinstance(self.keyed, FolderTable):
-            self.keyed.load().restore(1)
-            return
-        table = self.keyed.load()
-        table.manage_snapshots().set_current_snapshot(table.metadata.snapshots[0].snapshot_id).commit()
-        table.catalog.close()
+        self.keyed.go_back(self.first)
 
 
 @pytest.fixture(params=[FolderTable, FolderCatalog], ids=["delta", "iceberg"])
@@ -99,39 +85,12 @@ def table(request: pytest.FixtureRequest, tmp_path: Path) -> Table:
 @pytest.fixture
 def owned(table: Table) -> Table:
     table.deliver(1, 1)
+    table.first = table.keyed.version()
     return table
 
 
 class TestTableWithAKey:
     """It belongs to one sink of one job: a rewind of another one would take its rows back."""
-
-    @pytest.mark.parametrize(("job", "writer"), [(THEIRS, LEFT), (THEIRS, ELSE), (JOB, ELSE)])
-    def test_any_other_sink_is_refused_and_changes_nothing(self, owned: Table, job: str, writer: Writer) -> None:
-        other = owned.sink.open(job, writer, OTHER)
-        whose = "this job" if job == JOB else f"another job, {JOB}"
-        fault = f"belongs to sink 'out' of {whose}; rows of one would be replaced or undone by the other"
-        to = Rewinding(job, writer.sink, tag(1, 2), (writer,), OTHER)
-        acts: list[Callable[[], object]] = [
-            other.delivered,
-            lambda: other.deliver(tag(9), rows(9)),
-            lambda: owned.sink.plan_repair(to, SCHEMA, None),
-            lambda: owned.sink.repair(to, SCHEMA, None),
-        ]
-        for act in acts:
-            with pytest.raises(Fenced) as refused:
-                act()
-            assert refused.value.what.endswith(fault) and refused.value.next_step.endswith(NEXT)
-            assert refused.value.not_done == "nothing was written to the target" and refused.value.exit_status == 6
-        assert owned.numbers() == [1] and owned.sink.holding(job, writer.sink).newest is None
-
-    def test_its_own_sink_continues(self, owned: Table) -> None:
-        assert owned.deliver(1, 2, writer=RIGHT) == owned.deliver(2, 3, claim=SECOND) == Delivered(1)
-        assert owned.rival(JOB) is None and owned.numbers() == [1, 2, 3]
-
-    def test_a_start_sees_whose_it_is(self, owned: Table) -> None:
-        owner = Rival(JOB, "out", Held("first", Generation(1)))
-        assert owned.rival() == owned.rival("") == owned.rival(JOB, "else") == owner
-        owned.sink.check_owner(THEIRS, "out")  # holding reports it, so that a user can move the table
 
     def test_of_two_first_deliveries_one_is_made(self, table: Table) -> None:
         """Both jobs find a table without a sink, and compare it before either commits."""
@@ -153,23 +112,6 @@ class TestTableWithAKey:
 
         assert table.sink.opened(JOB, LEFT, FIRST, meanwhile).deliver(tag(1), rows(1)) == Delivered(1)
         assert table.numbers() == [1, 7] and table.rival() == Rival(JOB, "out", Held("first", Generation(1)))
-
-    def test_a_user_moves_it_from_the_driver_that_had_it_then(self, owned: Table) -> None:
-        first = owned.sink.open(JOB, LEFT, FIRST)
-        first.delivered()
-        assert owned.deliver(9, 9, job=THEIRS, claim=MOVES) == Delivered(1)
-        with pytest.raises(Fenced, match=f"belongs to sink 'out' of another job, {THEIRS}"):
-            first.deliver(tag(2), rows(2))
-        with pytest.raises(Fenced, match=f"belongs to sink 'out' of another job, {THEIRS}"):
-            owned.sink.repair(back(0), SCHEMA, None)
-        assert owned.numbers() == [1, 9] and owned.rival() is None
-        assert owned.rival(JOB) == Rival(THEIRS, "out", Held("other", Generation(1)))
-
-    def test_it_is_not_moved_from_a_driver_that_took_it_over_since(self, owned: Table) -> None:
-        owned.deliver(2, 2, claim=SECOND)
-        with pytest.raises(Fenced, match="belongs to sink 'out'"):
-            owned.deliver(9, 9, job=THEIRS, claim=MOVES)
-        assert owned.numbers() == [1, 2]
 
     def test_a_rewind_takes_it_and_keeps_it(self, owned: Table) -> None:
         owned.deliver(2, 2)
@@ -203,31 +145,6 @@ class TestTableWithAKey:
         with pytest.raises(Fenced, match="belongs to sink 'out'"):
             owned.deliver(9, 9, job=THEIRS, claim=OTHER)
         assert owned.rival() == Rival(JOB, "out", Held("first", Generation(1)))
-
-    def test_a_restored_backup_has_the_sink_of_its_time(self, owned: Table) -> None:
-        restore = owned.keyed.back_up()
-        owned.deliver(9, 9, job=THEIRS, claim=MOVES)
-        restore()
-        assert owned.deliver(2, 2, claim=SECOND) == Delivered(1)
-        assert owned.numbers() == [1, 2]
-
-    def test_a_table_that_was_deleted_belongs_to_the_first_that_delivers(self, owned: Table) -> None:
-        shutil.rmtree(owned.keyed.path)
-        owned.sink.prepare(SCHEMA, None)
-        assert owned.rival() is None
-        owned.deliver(1, 9, job=THEIRS, claim=OTHER)
-        with pytest.raises(Fenced, match=f"another job, {THEIRS}"):
-            owned.deliver(2, 2)
-        assert owned.numbers() == [9]
-
-    def test_a_sink_that_only_adds_rows_is_refused(self, owned: Table) -> None:
-        with pytest.raises(ConfigError, match="belongs to sink 'out' of this job") as refused:
-            owned.added.sink.check_owner(JOB, "else")
-        assert refused.value.not_done == "the job was not started; state and output are untouched"
-        for claim in (FIRST, MOVES):
-            with pytest.raises(Fenced, match="belongs to sink 'out' of this job"):
-                owned.add(2, 2, writer=ELSE, claim=claim)
-        assert owned.numbers() == [1]
 
     def test_a_note_that_no_sink_wrote_is_damage(self, owned: Table, monkeypatch: pytest.MonkeyPatch) -> None:
         version = owned.sink._connection().latest()

@@ -303,85 +303,10 @@ class TestTableWithAKey:
         world.sink.open(JOB, LEFT, FIRST).deliver(tag(1), rows(1))
         return world
 
-    @pytest.mark.parametrize(("job", "sink"), [(THEIRS, "out"), (THEIRS, "else"), (JOB, "else")])
-    def test_any_other_sink_is_refused_and_changes_nothing(self, world: World, job: str, sink: str) -> None:
-        other = world.sink.open(job, Writer(sink, Subtask(0)), OTHER)
-        whose = "this job" if job == JOB else f"another job, {JOB}"
-        for act in (other.delivered, lambda: other.deliver(tag(9), rows(9)), lambda: other.forget(tag(9))):
-            with pytest.raises(Fenced, match=f"belongs to sink 'out' of {whose}") as refused:
-                act()
-            assert refused.value.not_done == "nothing was written to the target"
-            assert "--adopt-targets" in refused.value.next_step
-        to = Rewinding(job, sink, tag(1, 2), (Writer(sink, Subtask(0)),), OTHER)
-        for repair in (world.sink.plan_repair, world.sink.repair):
-            with pytest.raises(Fenced, match="belongs to sink 'out'"):
-                repair(to, SCHEMA, None)
-        assert world.numbers() == [1] and world.sink.holding(job, sink).newest is None
-
-    def test_its_own_sink_continues(self, world: World) -> None:
-        assert world.sink.open(JOB, RIGHT, FIRST).deliver(tag(1), rows(2)) == Delivered(1)
-        assert world.sink.open(JOB, LEFT, SECOND).deliver(tag(2), rows(3)) == Delivered(1)
-        assert world.sink.holding(JOB, "out").rival is None
-
-    def test_a_start_sees_whose_it_is(self, world: World) -> None:
-        owner = Rival(JOB, "out", Held("first", Generation(1)))
-        assert world.sink.holding(THEIRS, "out").rival == world.sink.holding("", "out").rival == owner
-        assert world.sink.holding(JOB, "else").rival == owner
-
-    def test_a_sink_that_is_overtaken_before_its_transaction_changes_nothing(
-        self, world: World, place: SqlPlace
-    ) -> None:
-        place.ask("DELETE FROM holdfast_table")
-        place.ask("DELETE FROM holdfast_progress")
-
-        def meanwhile() -> Iterator[pa.RecordBatch]:
-            world.sink.open(JOB, RIGHT, FIRST).deliver(tag(2), rows(2))
-            yield from rows(9)
-
-        with pytest.raises(Fenced, match="belongs to sink 'out'"):
-            world.sink.open(THEIRS, LEFT, OTHER).deliver(tag(9), meanwhile())
-        assert world.numbers() == [1, 2] and world.sink.open(THEIRS, LEFT).delivered() is None
-
-    def test_a_user_moves_it_from_the_driver_that_had_it_then(self, world: World) -> None:
-        first = world.sink.open(JOB, LEFT, FIRST)
-        first.delivered()
-        moved = replace(OTHER, adopted=("first",))
-        assert world.sink.open(THEIRS, LEFT, moved).deliver(tag(9), rows(9)) == Delivered(1)
-        with pytest.raises(Fenced, match=f"belongs to sink 'out' of another job, {THEIRS}"):
-            first.deliver(tag(2), rows(2))
-        assert world.numbers() == [1, 9] and world.sink.holding(THEIRS, "out").rival is None
-        later = Rewinding(JOB, "out", tag(0, 2), (LEFT,), FIRST)
-        with pytest.raises(Fenced, match="belongs to sink 'out' of another job"):
-            world.sink.repair(later, SCHEMA, None)
-        assert world.numbers() == [1, 9]
-
-    def test_it_is_not_moved_from_a_driver_that_took_it_over_since(self, world: World) -> None:
-        world.sink.open(JOB, LEFT, SECOND).deliver(tag(2), rows(2))
-        with pytest.raises(Fenced, match="belongs to sink 'out'"):
-            world.sink.open(THEIRS, LEFT, replace(OTHER, adopted=("first",))).deliver(tag(9), rows(9))
-        assert world.numbers() == [1, 2]
-
-    def test_a_table_that_was_dropped_belongs_to_the_first_that_delivers(self, world: World, place: SqlPlace) -> None:
-        place.ask("DROP TABLE t")
-        world.sink.prepare(SCHEMA, None)
-        assert world.sink.holding(THEIRS, "out").rival is None
-        world.sink.open(THEIRS, LEFT, OTHER).deliver(tag(1), rows(9))
-        with pytest.raises(Fenced, match=f"another job, {THEIRS}"):
-            world.sink.open(JOB, LEFT, FIRST).deliver(tag(2), rows(2))
-        assert world.numbers() == [9]
-
     def test_a_look_at_a_missing_table_changes_no_claim(self, world: World, place: SqlPlace) -> None:
         place.ask("DROP TABLE t")
         world.sink.probe(SCHEMA, None)
         assert place.ask("SELECT job, sink FROM holdfast_table") == [(JOB, "out")]
-
-    def test_a_sink_that_only_adds_rows_is_refused(self, world: World, place: SqlPlace) -> None:
-        added = place.sink("t", None)
-        with pytest.raises(ConfigError, match="belongs to sink 'out' of this job"):
-            added.check_owner(JOB, "else")
-        with pytest.raises(Fenced, match="belongs to sink 'out' of this job"):
-            added.open(JOB, Writer("else", Subtask(0)), FIRST).deliver(tag(2), rows(2))
-        assert world.numbers() == [1]
 
     def test_in_a_target_of_an_earlier_version_a_sink_with_tags_continues(self, world: World, place: SqlPlace) -> None:
         place.ask("DROP TABLE holdfast_table")
@@ -402,13 +327,6 @@ class TestTableWithAKey:
         assert world.sink.holding(THEIRS, "out").rival == unknown
         place.ask("DELETE FROM t")
         assert world.sink.holding(THEIRS, "out").rival is None
-
-    def test_a_restored_target_has_the_owner_of_its_rows(self, world: World) -> None:
-        restore = world.back_up()
-        world.sink.open(THEIRS, LEFT, replace(OTHER, adopted=("first",))).deliver(tag(9), rows(9))
-        restore()
-        assert world.sink.open(JOB, LEFT, SECOND).deliver(tag(2), rows(2), tag(1)) == Delivered(1)
-        assert world.numbers() == [1, 2]
 
 
 class TestTableWithoutAKey:

@@ -17,10 +17,14 @@ def epoch_before(cluster: Cluster, back: int) -> int:
     return int(completed[-1 - min(back, len(completed) - 1)].body.epoch)
 
 
-def rewind(cluster: Cluster, epoch: int) -> None:
-    """Ask the driver for a rewind, and wait until the job is on the new timeline."""
+def rewind(cluster: Cluster, epoch: int, *accept: str) -> None:
+    """Ask the driver for a rewind, and wait until the job is on the new timeline.
+
+    Args:
+        accept: Sinks that cannot be repaired, as the command's option names them.
+    """
     before = cluster.driver.state.job
-    wanted = {"epoch": epoch, "timeline": before.timeline}
+    wanted = {"epoch": epoch, "timeline": before.timeline, "accept": list(accept)}
     answer = cluster.driver.asked("rewind", wanted, before.generation, before.generation)
     assert answer is not None and answer["accepted"], answer
     while cluster.driver.state.job.timeline == before.timeline:

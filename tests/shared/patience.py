@@ -49,11 +49,23 @@ def wait(found: Any, what: str, process: int | None = None, within_s: float = WA
         process: The id of the process that has to bring it about, if it is one.
         within_s: A limit that is itself the subject: later it would come true for another reason.
     """
-    patience, pause = Patience(process, wall_s=within_s), threading.Event()
+    patience, pause = Patience(process, CPU_S, within_s), threading.Event()
     while not (value := found()):
+        ended = process is not None and not _runs(process)
+        if ended and (value := found()):
+            return value
+        assert not ended, f"waited for {what}, but its process has ended"
         assert not patience.over, f"waited for {what}"
         pause.wait(_LOOK_S)
     return value
+
+
+def _runs(process: int) -> bool:
+    try:
+        stat = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in ("Z", "X")
 
 
 def wait_for_end(process: subprocess.Popen[Any], what: str, patience: Patience | None = None) -> int:

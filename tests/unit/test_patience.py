@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from patience import Patience, wait_for_end
+from patience import Patience, wait, wait_for_end
 
 LOOPS = "import resource; resource.setrlimit(resource.RLIMIT_CPU, (5, 5))\nwhile True: pass"
 """It ends by itself if the test leaves it behind."""
@@ -40,6 +40,21 @@ class TestAWait:
         with started(WAITS) as process:
             assert Patience(process.pid, cpu_s=1.0, wall_s=0.0).over
             assert not Patience(process.pid, cpu_s=1.0).over
+
+    def test_returns_what_was_found(self) -> None:
+        answers = iter([None, 0, "", "found"])
+        assert wait(lambda: next(answers), "an answer") == "found"
+
+    def test_for_what_a_process_does_ends_with_it(self) -> None:
+        with started("pass") as process, pytest.raises(AssertionError, match="waited for a file, but its process has"):
+            wait(lambda: False, "a file", process.pid)
+
+    def test_for_what_a_process_does_ends_when_it_has_used_its_cpu_seconds(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("patience.CPU_S", 0.3)
+        with started(LOOPS) as process, pytest.raises(AssertionError, match="waited for a file$"):
+            wait(lambda: False, "a file", process.pid)
 
     def test_returns_the_exit_status(self) -> None:
         with started("raise SystemExit(3)") as process:

@@ -7,18 +7,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import cluster_steps
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
+from played_jobs import WordsJob
 
 import holdfast as hf
 from holdfast.runtime.config.settings import CONTINUOUS, MODES
 from holdfast.runtime.driver.repair import unrepairable
-from holdfast.runtime.rows.schema import schema_of
-from holdfast.runtime.testing.cluster import Cluster
-from holdfast.storage.log.log import LogWriter, create_log
-from holdfast.storage.objects import LocalObjects, MemoryObjects
 
 WORDS = ["a", "b/c", ""]
 NOON = datetime(2026, 11, 26, 12, tzinfo=UTC)
@@ -31,41 +27,15 @@ class Said:
     at: datetime
 
 
-class Job:
-    """Copies rows into folders by word and day, with three workers."""
+class Job(WordsJob):
+    """Copies rows into folders by word and day."""
 
     def __init__(self, folder: Path, mode: str) -> None:
-        self.said: list[tuple[int, str, datetime]] = []
         self.out = folder / "out"
-        create_log(LocalObjects(folder / "input"), schema_of(Said))
-        self._input = LogWriter(LocalObjects(folder / "input"))
-        app = hf.App("words", checkpoint_every="1s")
-        rows = app.source("rows", hf.Log(folder / "input", Said))
-        rows.sink("out", hf.Files(self.out, partition_by=["word"], date_of="at"))
-        self.plan = app.plan()
-        for spec in self.plan.sinks:
-            spec.sink.prepare(spec.schema, spec.upsert_key)
-        self.cluster = Cluster(self.plan, 3, 0, MemoryObjects(), 1.0, {"rows": (0, 1, 2, 3)}, mode)
-        self.cluster.begin()
+        super().__init__(folder, mode, hf.Files(self.out, partition_by=["word"], date_of="at"), row_type=Said)
 
-    def say(self, count: int) -> None:
-        for n in range(len(self.said), len(self.said) + count):
-            self.said.append((n, WORDS[n % len(WORDS)], NOON + timedelta(hours=7 * n)))
-            row = dict(zip(("n", "word", "at"), self.said[-1], strict=True))
-            self._input.append({n % 4: pa.Table.from_pylist([row], schema=schema_of(Said))})
-
-    def crash(self) -> None:
-        if self.cluster.members:
-            self.cluster.crash(min(self.cluster.members))
-
-    def start_again(self, parallelism: int) -> None:
-        """Kill the driver, and start another one with so many writers."""
-        cluster_steps.rescale(self.cluster, parallelism, self.plan.key_groups)
-        self.cluster.replace_driver(self.plan)
-
-    def finish(self) -> None:
-        self._input.seal()
-        cluster_steps.finish(self.cluster)
+    def row(self, n: int) -> tuple[int, str, datetime]:
+        return n, WORDS[n % len(WORDS)], NOON + timedelta(hours=7 * n)
 
     def rows(self) -> list[tuple[int, str, datetime]]:
         """Return the rows as a reader that knows nothing of Holdfast finds them."""
@@ -93,20 +63,14 @@ class TestJob:
         self, start: Callable[[str], Job], mode: str
     ) -> None:
         job = start(mode)
-        for step in (job.crash, lambda: job.start_again(2), lambda: job.start_again(4)):
-            job.say(20)
-            job.cluster.pass_time(1.4)
-            step()
-        job.say(5)
-        job.finish()
+        job.disturb()
         assert job.rows() == job.said
         assert {path.name for path in (job.out / "_holdfast").iterdir()} <= {"files.json", "commits", "staging"}
         assert not list((job.out / "_holdfast").rglob("*.staged"))
 
     def test_an_epoch_is_one_file_per_folder_whatever_the_number_of_writers(self, start: Callable[[str], Job]) -> None:
         job = start(CONTINUOUS)
-        job.say(6)
-        job.cluster.pass_time(3)
+        job.deliver(6)
         assert job.rows() == job.said
         commits = len(list((job.out / "_holdfast" / "commits").iterdir()))
         names = [path.name for path in job.out.rglob("part-*.parquet")]
@@ -115,14 +79,12 @@ class TestJob:
 
     def test_a_rewind_empties_files_and_ends_with_exact_rows(self, start: Callable[[str], Job], mode: str) -> None:
         job = start(mode)
-        job.say(6)
-        job.cluster.pass_time(3)
-        base = cluster_steps.epoch_before(job.cluster, 0)
-        job.say(6)
-        job.cluster.pass_time(3)
+        job.deliver(6)
+        base = job.base()
+        job.deliver(6)
         assert unrepairable(job.plan.sinks) == () and job.rows() == job.said
         before = {path: path.stat().st_size for path in job.out.rglob("part-*.parquet")}
-        cluster_steps.rewind(job.cluster, base)
+        job.rewind(base)
         job.cluster.pass_time(3)
         assert job.rows() == job.said
         assert any(path.stat().st_size < size for path, size in before.items()), "nothing was emptied"

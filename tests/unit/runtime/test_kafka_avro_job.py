@@ -13,19 +13,16 @@ import fastavro
 import pytest
 import registry_server
 from kafka_server import KafkaServer
-from patience import wait
+from played_jobs import WORDS, PlayedJob
 from registry_server import RegistryServer
 
 import holdfast as hf
 from holdfast.runtime.config.settings import MODES
 from holdfast.runtime.sources.kafka import batches, feed
-from holdfast.runtime.testing.cluster import Cluster
 from holdfast.sinks.memory import MemorySink
 from holdfast.storage.kafka import registry
-from holdfast.storage.objects import MemoryObjects
 
 pytestmark = pytest.mark.kafka
-WORDS = ["a", "b", "c"]
 
 
 @dataclass
@@ -56,7 +53,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[RegistryServer]:
         yield server
 
 
-class Job:
+class Job(PlayedJob):
     """The job, its input and its results."""
 
     def __init__(self, kafka: KafkaServer, server: RegistryServer, mode: str) -> None:
@@ -68,11 +65,7 @@ class Job:
         value = hf.Avro(Said, registry=server.url)
         rows = app.source("rows", hf.Kafka(kafka.servers, self.topic, value))
         rows.sink("copy", hf.Kafka(kafka.servers, self.out, value))
-        plan = app.plan()
-        for spec in plan.sinks:
-            spec.sink.prepare(spec.schema, spec.upsert_key)
-        self.cluster = Cluster(plan, 2, 0, MemoryObjects(), 1.0, {"rows": (0, 1)}, mode)
-        self.cluster.begin()
+        self.play(app.plan(), 2, {"rows": range(2)}, mode)
 
     def say(self, schema: Any, count: int = 6) -> None:
         """Append rows of a schema to both partitions, and to each a damaged record."""
@@ -85,13 +78,6 @@ class Job:
             values = [encoded(schema, number, row) for row in rows]
             self._kafka.produce(self.topic, [*values, values[0][:-1]], partition)
             self.damaged += 1
-
-    def crash(self) -> None:
-        """Kill a worker; in microbatch mode, the driver."""
-        if self.cluster.members:
-            self.cluster.crash(min(self.cluster.members))
-        else:
-            self.cluster.replace_driver()
 
     def copied(self) -> Counter[tuple[int, str, bool]]:
         """Return what the sink wrote, as the library reads it with the schema that its records name."""
@@ -107,11 +93,10 @@ class Job:
         """Let time pass until everything was delivered, each row once."""
 
         def done() -> bool:
-            self.cluster.pass_time(1.0)
             assert self.cluster.driver.outcome is None, self.cluster.driver.outcome
             return self.copied().total() >= len(self.said) and len(self.dead.rows()) >= self.damaged
 
-        wait(done, "all rows")
+        self.until(done, "all rows")
         self.cluster.pass_time(3.0)
         assert self.copied() == Counter(self.said)
         assert len(self.dead.rows()) == self.damaged
@@ -146,18 +131,8 @@ class TestJob:
         other = record(n="string", word="string")
         number = server.add(f"{job.topic}-value", other)
         kafka.produce(job.topic, [encoded(other, number, {"n": "7", "word": "a"})], 1)
-
-        def ended() -> bool:
-            job.cluster.pass_time(1.0)
-            return job.cluster.driver.outcome is not None
-
-        wait(ended, "the end of the run")
-        assert job.cluster.driver.outcome is not None
-        outcome, error = job.cluster.driver.outcome
-        assert outcome == "failed" and error is not None and error.kind == hf.ConfigError.kind
-        assert (
-            f"schema {number} of subject '{job.topic}-value'" in error.what and "its field 'n' is string" in error.what
-        )
+        wrong = f"schema {number} of subject '{job.topic}-value'", "its field 'n' is string"
+        error = job.ends(hf.ConfigError, *wrong)
         assert (error.partition, error.offset) == (1, 7)
         assert len(job.dead.rows()) == job.damaged
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
 from confluent_kafka import Producer
 from kafka_server import KafkaServer
 from patience import wait
+from played_jobs import WORDS, ReadingJob, Said
 
 import holdfast as hf
 from holdfast.errors import Damaged
@@ -27,35 +26,23 @@ from holdfast.sinks.memory import MemorySink
 from holdfast.storage.objects import MemoryObjects
 
 pytestmark = pytest.mark.kafka
-WORDS = ["a", "b", "c"]
 GROUP = "words"
 """Shows how far the job is."""
 
 
-@dataclass
-class Said:
-    n: int
-    word: str
-
-
-class Job:
+class Job(ReadingJob):
     """The job, its input and its results."""
 
     def __init__(
         self, kafka: KafkaServer, mode: str, on_lost: OnLost = "fail", *, alarm: bool = False, **settings: str
     ) -> None:
-        self.said, self.damaged, self._kafka, self.topic = list[tuple[int, str]](), 0, kafka, kafka.topic(2, **settings)
-        self.partitions = 2
-        self.copy, self.totals, self.dead = MemorySink(None), MemorySink(("word",)), MemorySink(None)
-        app = hf.App("words", checkpoint_every="1s", dlq=self.dead)
-        rows = app.source("rows", hf.Kafka(kafka.servers, self.topic, hf.JSON(Said), group=GROUP, on_lost=on_lost))
-        rows.sink("copy", self.copy)
-        rows.key_by("word").agg("totals", rows=hf.count(), total=hf.sum("n")).sink("totals-out", self.totals)
-        self.plan = app.plan()
-        self.cluster = Cluster(self.plan, 2, 0, MemoryObjects(), 1.0, {"rows": (0, 1)}, mode)
-        if alarm:
+        self._kafka, self.topic, self.partitions, self._alarm = kafka, kafka.topic(2, **settings), 2, alarm
+        super().__init__("words", hf.Kafka(kafka.servers, self.topic, hf.JSON(Said), group=GROUP, on_lost=on_lost))
+        self.begin(mode)
+
+    def configure(self) -> None:
+        if self._alarm:
             self.cluster.change_rules(loss_alarm=3600.0)
-        self.cluster.begin()
 
     def say(self, count: int) -> None:
         """Append rows to every partition, some in a transaction between aborted ones, and a damaged record."""
@@ -75,24 +62,6 @@ class Job:
         self.partitions += 1
         self._kafka.widen(self.topic, self.partitions)
 
-    def crash(self) -> None:
-        """Kill a worker; in microbatch mode, the driver."""
-        if self.cluster.members:
-            self.cluster.crash(min(self.cluster.members))
-        else:
-            self.cluster.replace_driver()
-
-    def catch_up(self) -> None:
-        """Let time pass until everything was delivered."""
-
-        def done() -> bool:
-            self.cluster.pass_time(1.0)
-            assert self.cluster.driver.outcome is None, self.cluster.driver.outcome
-            return len(self.copy.rows()) >= len(self.said) and len(self.dead.rows()) >= self.damaged
-
-        wait(done, "all rows")
-        self.cluster.pass_time(3.0)
-
     def stop(self) -> None:
         """Kill everything that reads."""
         self.cluster.held_launches = []
@@ -110,11 +79,7 @@ class Job:
         return Report("words", epochs, tuple(lines))
 
     def check(self) -> None:
-        assert Counter((row["n"], row["word"]) for row in self.copy.rows()) == Counter(self.said)
-        totals = {row["word"]: (row["rows"], row["total"]) for row in self.totals.rows()}
-        mine = {word: [n for n, said in self.said if said == word] for word in WORDS}
-        assert totals == {word: (len(found), sum(found)) for word, found in mine.items()}
-        assert [row["raw"] for row in self.dead.rows()] == [b"damaged"] * self.damaged
+        super().check()
 
         def shows_no_lag() -> bool:
             """The offsets of the group follow later: a broker that was killed may not know its groups yet."""
@@ -162,16 +127,7 @@ class TestRetention:
         kafka.produce(job.topic, [b"damaged"] * 5, 0)
         kafka.delete_records(job.topic, 0, read + 3)
         job.cluster.release_launches()
-
-        def ended() -> bool:
-            job.cluster.pass_time(1.0)
-            return job.cluster.driver.outcome is not None
-
-        wait(ended, "the end of the run")
-        assert job.cluster.driver.outcome is not None
-        outcome, error = job.cluster.driver.outcome
-        assert outcome == "failed" and error is not None and error.kind == Damaged.kind
-        assert f"partition 0, offsets {read} to {read + 2} (3) were removed" in error.what
+        job.ends(Damaged, f"partition 0, offsets {read} to {read + 2} (3) were removed")
         assert len(job.copy.rows()) == len(job.said) and len(job.dead.rows()) == job.damaged, "nothing was skipped"
 
     def test_a_job_is_warned_of_before_it_loses_records(
@@ -256,15 +212,7 @@ class TestJob:
         kafka.delete(job.topic)
         kafka.topic(2, job.topic)
         job.crash()
-
-        def ended() -> bool:
-            job.cluster.pass_time(1.0)
-            return job.cluster.driver.outcome is not None
-
-        wait(ended, "the end of the run")
-        assert job.cluster.driver.outcome is not None
-        outcome, error = job.cluster.driver.outcome
-        assert outcome == "failed" and error is not None and error.kind == Damaged.kind and "recreated" in error.what
+        job.ends(Damaged, "recreated")
 
 
 class TestBatchesBeyondTheLimit:

@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
 import pytest
 from kafka_server import PASSWORD, USER, KafkaServer
 from patience import wait
+from played_jobs import ReadingJob
 
 import holdfast as hf
 from holdfast.errors import ConfigError, Damaged
 from holdfast.runtime.config.settings import CONTINUOUS, MODES
 from holdfast.runtime.job.status import of_run
-from holdfast.runtime.plan.model import Plan
 from holdfast.runtime.plan.source import Source, copied, in_folder
 from holdfast.runtime.sources.kafka.reading import OnLost
-from holdfast.runtime.testing.cluster import Cluster
-from holdfast.sinks.memory import MemorySink
-from holdfast.state.keys.keygroups import range_of
 from holdfast.storage.kafka.place import Option
-from holdfast.storage.objects import MemoryObjects
 
 pytestmark = pytest.mark.kafka
 GROUP = "orders"
@@ -37,41 +31,25 @@ class Order:
     n: int
 
 
-class Job:
+class Job(ReadingJob):
     """The job, its input and its results. Each has a family of topics of its own."""
 
     def __init__(self, kafka: KafkaServer, folder: Path, mode: str, on_lost: OnLost = "fail") -> None:
-        self._kafka, self._folder, self._mode = kafka, folder, mode
-        self.family, self.said = f"orders{next(_FAMILIES)}", list[tuple[str, int]]()
-        self.partitions = dict[str, int]()
+        self._kafka, self._mode, self._job_folder = kafka, mode, folder / "job"
+        self.family, self.partitions = f"orders{next(_FAMILIES)}", dict[str, int]()
         kafka.topic(1, f"old.{self.family}.de")
         self.topic("fr", 2)
         self.topic("de", 1)
-        self.copy, self.totals = MemorySink(None), MemorySink(("kafka_topic",))
-        app = hf.App("orders", checkpoint_every="1s")
-        self.pattern = re.compile(rf"{self.family}[.].*")
-        rows = app.source(
-            "rows",
-            hf.Kafka(kafka.servers, self.pattern, hf.JSON(Order), meta=True, group=GROUP, on_lost=on_lost),
-        )
-        rows.sink("copy", self.copy)
-        rows.key_by("kafka_topic").agg("totals", rows=hf.count(), total=hf.sum("n")).sink("totals-out", self.totals)
-        self._plan = app.plan()
+        pattern = re.compile(rf"{self.family}[.].*")
+        source = hf.Kafka(kafka.servers, pattern, hf.JSON(Order), meta=True, group=GROUP, on_lost=on_lost)
+        super().__init__("orders", source, self._job_folder, "kafka_topic")
 
-    def begin(self) -> None:
-        plan = self.bound(again=True)
-        (spec,) = plan.sources
-        numbers = tuple(spec.source.open().partitions())
-        self.cluster = Cluster(plan, 2, 0, MemoryObjects(), 1.0, {"rows": numbers}, self._mode)
-        self.cluster.begin()
-
-    def bound(self, *, again: bool) -> Plan:
-        """Return the plan as a start of the job makes it."""
-        (spec,) = self._plan.sources
-        return replace(self._plan, sources=(replace(spec, source=self.started(spec.source, again=again)),))
+    def run(self) -> None:
+        """Start the job with the topics that are there."""
+        self.begin(self._mode)
 
     def started(self, source: Source, *, again: bool) -> Source:
-        return copied(in_folder(source, str(self._folder / "job")), again=again)
+        return copied(in_folder(source, str(self._job_folder)), again=again)
 
     def topic(self, country: str, partitions: int = 1) -> str:
         """Create a topic, or widen it."""
@@ -88,7 +66,7 @@ class Job:
         for topic, partitions in self.partitions.items():
             for partition in range(partitions):
                 numbers = range(len(self.said), len(self.said) + rows)
-                self.said += [(topic, n) for n in numbers]
+                self.said += [(n, topic) for n in numbers]
                 values = [json.dumps({"n": n}).encode() for n in numbers]
                 self._kafka.produce(topic, values[: rows // 2], partition)
                 for commit in (False, True):
@@ -96,46 +74,10 @@ class Job:
                         for value in values[rows // 2 :]:
                             producer.produce(topic, value, partition=partition)
 
-    def crash(self) -> None:
-        """Kill a worker; in microbatch mode, the driver."""
-        if self.cluster.members:
-            self.cluster.crash(min(self.cluster.members))
-        else:
-            self.cluster.replace_driver()
-
-    def until(self, met: Callable[[], bool], what: str) -> None:
-        """Let time pass until a condition is met."""
-
-        def passed() -> bool:
-            self.cluster.pass_time(1.0)
-            return met()
-
-        wait(passed, what)
-
-    def catch_up(self) -> None:
-        """Let time pass until everything was delivered."""
-
-        def done() -> bool:
-            assert self.cluster.driver.outcome is None, self.cluster.driver.outcome
-            return len(self.copy.rows()) >= len(self.said)
-
-        self.until(done, "all rows")
-        self.cluster.pass_time(3.0)
-
     def check(self) -> None:
-        assert Counter((row["kafka_topic"], row["n"]) for row in self.copy.rows()) == Counter(self.said)
-        totals = {row["kafka_topic"]: (row["rows"], row["total"]) for row in self.totals.rows()}
-        mine = {topic: [n for said, n in self.said if said == topic] for topic in self.partitions}
-        assert totals == {topic: (len(found), sum(found)) for topic, found in mine.items() if found}
+        super().check()
         for topic in self.partitions:
             assert self._kafka.stored(GROUP, topic) == self._kafka.ends(topic), "tools of Kafka show no lag"
-
-    def ends(self, topic: str, why: str) -> None:
-        self.until(lambda: self.cluster.driver.outcome is not None, "the end of the run")
-        assert self.cluster.driver.outcome is not None
-        outcome, error = self.cluster.driver.outcome
-        assert outcome == "failed" and error is not None and error.kind == Damaged.kind, error
-        assert topic in error.what and why in error.what
 
 
 @pytest.mark.thorough
@@ -148,7 +90,7 @@ class TestJob:
         """The new topics sort before, between and behind those that are read."""
         job = Job(kafka, tmp_path, mode)
         job.say(6)
-        job.begin()
+        job.run()
         job.catch_up()
         job.check()
         job.topic("at")
@@ -161,7 +103,7 @@ class TestJob:
         job.say(6)
         job.cluster.pass_time(11)
         job.crash()
-        job.cluster.replace_driver(job.bound(again=False))
+        job.cluster.replace_driver(job.restarted())
         job.catch_up()
         job.check()
         shown = of_run(job.cluster.driver.state, "", mode, None)
@@ -171,15 +113,12 @@ class TestJob:
     def test_goes_on_with_another_parallelism(self, kafka: KafkaServer, tmp_path: Path, mode: str) -> None:
         job = Job(kafka, tmp_path, mode)
         job.say(6)
-        job.begin()
+        job.run()
         job.catch_up()
         for parallelism, country in ((1, "at"), (3, "uk")):
             job.topic(country)
             job.say(6)
-            groups = job.cluster.rules.key_groups
-            ranges = tuple(range_of(number, parallelism, groups) for number in range(parallelism))
-            job.cluster.rules = replace(job.cluster.rules, key_ranges=ranges)
-            job.cluster.replace_driver(job.bound(again=False))
+            job.start_again(parallelism)
             job.catch_up()
             job.check()
 
@@ -189,16 +128,13 @@ class TestJob:
     ) -> None:
         job = Job(kafka, tmp_path, mode)
         job.say(4)
-        job.begin()
+        job.run()
         job.catch_up()
-        before = job.cluster.driver.state.job
+        base = job.base()
         job.topic("at", 2)
         job.say(4)
         job.catch_up()
-        args = {"epoch": int(before.completed[-1].body.epoch), "timeline": before.timeline}
-        answer = job.cluster.driver.asked("rewind", args, before.generation, before.generation)
-        assert answer is not None and answer["accepted"], answer
-        job.until(lambda: job.cluster.driver.state.job.timeline != before.timeline, "the rewind")
+        job.rewind(base)
         job.topic("be")
         job.say(4)
         job.catch_up()
@@ -212,7 +148,7 @@ class TestJob:
         job = Job(kafka, tmp_path, mode)
         if read:
             job.say(4)
-        job.begin()
+        job.run()
         job.cluster.pass_time(3.0)
         if read:
             job.catch_up()
@@ -220,7 +156,7 @@ class TestJob:
         kafka.delete(topic)
         kafka.topic(1, topic)
         job.crash()
-        job.ends(topic, "was recreated")
+        job.ends(Damaged, topic, "was recreated")
         assert len(job.copy.rows()) == len(job.said)
 
 
@@ -233,7 +169,7 @@ class TestTopicThatIsGone:
         """Also through a crash, another driver and a topic of the same name."""
         job = Job(kafka, tmp_path, mode, "earliest")
         job.say(6)
-        job.begin()
+        job.run()
         job.catch_up()
         topic = f"{job.family}.de"
         kafka.delete(topic)
@@ -241,7 +177,7 @@ class TestTopicThatIsGone:
         job.say(6)
         job.catch_up()
         job.crash()
-        job.cluster.replace_driver(job.bound(again=False))
+        job.cluster.replace_driver(job.restarted())
         job.topic("de")
         job.say(6)
         job.cluster.pass_time(11)
@@ -253,10 +189,10 @@ class TestTopicThatIsGone:
     def test_ends_the_run_with_its_name(self, kafka: KafkaServer, tmp_path: Path) -> None:
         job = Job(kafka, tmp_path, CONTINUOUS)
         job.say(4)
-        job.begin()
+        job.run()
         job.catch_up()
         kafka.delete(f"{job.family}.de")
-        job.ends(f"{job.family}.de", "no longer exists")
+        job.ends(Damaged, f"{job.family}.de", "no longer exists")
 
 
 @pytest.mark.thorough
@@ -267,9 +203,8 @@ class TestStart:
         topic = f"{job.family}.de"
         kafka.delete(topic)
         kafka.topic(1, topic)
-        (spec,) = job.bound(again=False).sources
         with pytest.raises(Damaged, match=f"{topic}.* was recreated"):
-            spec.source.open().partitions()
+            job.restarted()
 
     def test_is_refused_with_a_pattern_that_leaves_out_a_topic_but_not_with_a_wider_one(
         self, kafka: KafkaServer, tmp_path: Path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
 import sys
@@ -326,7 +327,8 @@ class TestRocksDB:
     def test_with_a_file_size_limit_is_reported_with_its_error_until_it_is_lifted(self, tmp_path: Path) -> None:
         """In a separate process, as the limit on file sizes holds for an entire process."""
         command = [sys.executable, __file__, str(tmp_path / "local")]
-        status, out, errors = run(command, tmp_path, "a process with small files")
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        status, out, errors = run(command, tmp_path, "a process with small files", environment)
         assert status == 0, out + errors
 
 

@@ -6,13 +6,11 @@ import json
 
 import pytest
 from kafka_server import KafkaServer
-from patience import wait
+from played_jobs import PlayedJob
 from protobuf_wire import VARINT, framed, messages, place, tagged
 
 import holdfast as hf
-from holdfast.runtime.testing.cluster import Cluster
 from holdfast.sinks.memory import MemorySink
-from holdfast.storage.objects import MemoryObjects
 
 pytestmark = pytest.mark.kafka
 PLACE = 1
@@ -20,7 +18,7 @@ PLACE = 1
 DAMAGED = framed(tagged(1, VARINT, b"\1"), PLACE)
 
 
-class Job:
+class Job(PlayedJob):
     """Reads places, and writes them to another topic at least once."""
 
     def __init__(self, kafka: KafkaServer) -> None:
@@ -29,11 +27,7 @@ class Job:
         app = hf.App("places", checkpoint_every="1s", dlq=self.dead)
         rows = app.source("rows", hf.Kafka(kafka.servers, self.topic, hf.Protobuf(messages()["Place"])))
         rows.sink("copy", hf.Kafka(kafka.servers, self.out, key="city", delivery="at-least-once"))
-        plan = app.plan()
-        for spec in plan.sinks:
-            spec.sink.prepare(spec.schema, spec.upsert_key)
-        self.cluster = Cluster(plan, 2, 0, MemoryObjects(), 1.0, {"rows": (0, 1)})
-        self.cluster.begin()
+        self.play(app.plan(), 2, {"rows": range(2)})
 
     def say(self, count: int = 6) -> None:
         """Append rows to both partitions, and to each a damaged record."""
@@ -50,11 +44,10 @@ class Job:
         """Let time pass until every row was written."""
 
         def done() -> bool:
-            self.cluster.pass_time(1.0)
             assert self.cluster.driver.outcome is None, self.cluster.driver.outcome
             return set(self.copied()) == set(self.said) and len(self.dead.rows()) == self.damaged
 
-        wait(done, "all rows")
+        self.until(done, "all rows")
 
 
 @pytest.mark.thorough
@@ -66,7 +59,7 @@ def test_every_row_is_written_at_least_once_and_damaged_records_go_to_the_dlq(ka
     job.say()
     for _ in range(60):
         job.cluster.step()
-    job.cluster.crash(min(job.cluster.members))
+    job.crash()
     job.say()
     job.catch_up()
     assert {row["raw"] for row in job.dead.rows()} == {DAMAGED}

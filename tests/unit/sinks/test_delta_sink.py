@@ -1,17 +1,15 @@
 """What only Delta tables have: columns, other writers, maintenance, versions, and options of their store.
 
-The contracts of all targets run in tests/contract; test_delta_order.py plays races in memory.
+What all tables have in common is in test_lakehouse_tables.py; test_delta_order.py plays races in memory.
 """
 
 from __future__ import annotations
 
 import os
 import pickle
-import shutil
 import sys
-from collections.abc import Callable, Mapping
-from datetime import UTC, date, datetime
-from decimal import Decimal
+from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -19,39 +17,32 @@ from urllib.parse import quote
 import pyarrow as pa
 import pytest
 from delta_tables import FolderTable
-from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
+from lake_rows import (
+    ANN,
+    BEA,
+    CAT,
+    FIRST,
+    JOB,
+    KEY,
+    LEFT,
+    SCHEMA,
+    back,
+    batch,
+    changes,
+    deliver,
+    planned,
+    rows_of_every_type,
+    tag,
+)
 
 import holdfast as hf
-from holdfast.errors import ConfigError, Damaged, Fenced, HoldfastError, NotAdmitted, Unavailable
-from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
-from holdfast.sinks.contract import DELETE, OP, PUT, AlreadyDelivered, Delivered, FaultPoint, Repair, Rewinding
+from holdfast.errors import ConfigError, Damaged, HoldfastError, NotAdmitted, Unavailable
+from holdfast.sinks.contract import OP, PUT, Delivered
 from holdfast.sinks.delta.client import HISTORY_READ, DeltaConnection, LoadedVersion
 from holdfast.sinks.delta.errors import is_conflict, meaning_of
 from holdfast.sinks.delta.place import DEFAULTS, place_of, unsafe
-from holdfast.sinks.owners import Claim, Held
-
-JOB, LEFT, RIGHT = "6f9b0f6e-0000-4000-8000-000000000001", Writer("out", Subtask(0)), Writer("out", Subtask(1))
-SCHEMA = pa.schema([pa.field("user", pa.int64()), pa.field("name", pa.string())])
-KEY = ("user",)
-ANN, BEA, CAT = (1, "ann"), (2, "bea"), (3, "cat")
-FIRST = Claim("0123456789abcdef0123456789abcdef", Generation(1))
-
-
-def tag(epoch: int, timeline: int = 1) -> Tag:
-    return Tag(Timeline(timeline), Epoch(epoch))
-
-
-def batch(*rows: tuple[int, str | None]) -> pa.RecordBatch:
-    """Rows of an append stream."""
-    columns = [pa.array([user for user, _ in rows], pa.int64()), pa.array([name for _, name in rows], pa.string())]
-    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
-
-
-def changes(*rows: tuple[int, str | None]) -> pa.RecordBatch:
-    """Rows of an upsert stream; a name of None deletes."""
-    ops = pa.array([DELETE if name is None else PUT for _, name in rows], pa.int8())
-    return batch(*rows).append_column(OP, ops)
 
 
 @pytest.fixture
@@ -68,91 +59,11 @@ def keyed(tmp_path: Path) -> FolderTable:
     return table
 
 
-def deliver(table: FolderTable, epoch: int, *rows: tuple[int, str | None], timeline: int = 1) -> None:
-    one = changes(*rows) if table.sink.key else batch(*rows)
-    found = table.sink.open(JOB, LEFT).deliver(tag(epoch, timeline), [one] if rows else [])
-    assert found == Delivered(len(rows))
-
-
 def loaded(table: FolderTable) -> LoadedVersion:
     return DeltaConnection(place_of(str(table.path), None)).latest()
 
 
-def meanwhile(act: Callable[[], object]) -> Callable[[FaultPoint], None]:
-    """Return a fault that acts once, between the last comparison and the commit."""
-    left = [act]
-
-    def fault(point: FaultPoint) -> None:
-        if point == "before_commit" and left:
-            left.pop()()
-
-    return fault
-
-
-class TestLostFiles:
-    def test_that_a_merge_has_to_read_are_named_and_waited_for(self, keyed: FolderTable) -> None:
-        deliver(keyed, 1, ANN, BEA)
-        (path,) = Path(keyed.path).glob("*.parquet")
-        away = path.rename(path.with_suffix(".away"))
-        with pytest.raises(Unavailable, match=f"a data file that the table lists is missing: .*{path.name}") as caught:
-            deliver(keyed, 2, (1, "anna"))
-        assert "restore the file from a backup: delivery retries" in caught.value.next_step
-        away.rename(path)
-        deliver(keyed, 2, (1, "anna"))
-        assert sorted(keyed.rows()) == [(1, "anna"), BEA]
-
-
 class TestCommit:
-    def test_of_another_program_is_not_lost_and_loses_nothing(self, added: FolderTable) -> None:
-        other = meanwhile(
-            lambda: write_deltalake(str(added.path), pa.table({"user": [9], "name": ["x"]}), mode="append")
-        )
-        assert added.sink.opened(JOB, LEFT, fault=other).deliver(tag(1), [batch(ANN)]) == Delivered(1)
-        assert sorted(added.rows()) == [ANN, (9, "x")] and added.load().version() == 2
-
-    def test_of_a_zombie_between_comparison_and_commit_is_not_repeated(self, added: FolderTable) -> None:
-        zombie = meanwhile(lambda: deliver(added, 1, ANN))
-        late = added.sink.opened(JOB, LEFT, fault=zombie)
-        assert late.deliver(tag(1), [batch(ANN)]) == AlreadyDelivered(tag(1)) and added.rows() == [ANN]
-
-    def test_without_rows_is_repeated_after_another_commit(self, added: FolderTable) -> None:
-        other = meanwhile(
-            lambda: write_deltalake(str(added.path), pa.table({"user": [9], "name": ["x"]}), mode="append")
-        )
-        assert added.sink.opened(JOB, LEFT, fault=other).deliver(tag(1), []) == Delivered(0)
-        zombie = meanwhile(lambda: deliver(added, 2, ANN))
-        assert added.sink.opened(JOB, LEFT, fault=zombie).deliver(tag(2), []) == AlreadyDelivered(tag(2))
-        assert sorted(added.rows()) == [ANN, (9, "x")] and added.load().version() == 3
-
-    def test_without_identifiers_would_let_the_zombie_through(self, added: FolderTable) -> None:
-        """For the library two appends do not conflict: it commits the late one on top of the other."""
-        late = added.load()
-        deliver(added, 1, ANN)
-        write_deltalake(late, pa.table({"user": [1], "name": ["ann"]}), mode="append")
-        assert added.rows() == [ANN, ANN]
-
-    def test_by_merge_is_repeated_after_another_commit(self, keyed: FolderTable) -> None:
-        deliver(keyed, 1, ANN)
-        compact = meanwhile(
-            lambda: write_deltalake(str(keyed.path), pa.table({"user": [9], "name": ["x"]}), mode="append")
-        )
-        merging = keyed.sink.opened(JOB, LEFT, fault=compact)
-        assert merging.deliver(tag(2), [changes((1, "anna"), BEA)]) == Delivered(2)
-        assert sorted(keyed.rows()) == [(1, "anna"), BEA, (9, "x")]
-
-    def test_of_a_merge_that_changes_nothing_moves_the_tag(self, keyed: FolderTable) -> None:
-        deliver(keyed, 1, ANN)
-        deliver(keyed, 2, (7, None))
-        target = keyed.sink.open(JOB, LEFT)
-        assert target.delivered() == tag(2) and keyed.rows() == [ANN]
-        assert target.deliver(tag(2), [changes(CAT)]) == AlreadyDelivered(tag(2))
-
-    def test_says_what_it_is(self, added: FolderTable) -> None:
-        deliver(added, 7, ANN)
-        [newest] = added.load().history(1)
-        said = {name: value for name, value in newest["holdfast"].items() if name != "commit"}
-        assert said == {"job": JOB, "sink": "out", "timeline": 1, "epoch": 7, "version": 1}
-
     def test_of_one_target_after_the_other_needs_no_new_look_at_the_book(
         self, added: FolderTable, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -214,35 +125,6 @@ class TestCommit:
 
 
 class TestTags:
-    def test_survive_checkpoints_a_cleaned_log_and_vacuum(self, added: FolderTable) -> None:
-        added.sink.open(JOB, RIGHT, FIRST).deliver(tag(3), [batch(ANN)])
-        deliver(added, 4, BEA)
-        table = added.load()
-        table.optimize.compact()
-        table.vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
-        table = added.load()
-        table.create_checkpoint()
-        for each in (added.path / "_delta_log").glob("*.json"):
-            each.unlink()
-        assert [added.sink.open(JOB, writer).delivered() for writer in (LEFT, RIGHT)] == [tag(4), tag(3)]
-        holding = added.sink.holding(JOB, "out")
-        assert (holding.held, holding.newest) == (Held(FIRST.owner, Generation(1)), tag(4))
-        assert sorted(added.rows()) == [ANN, BEA]
-
-    def test_survive_a_restore_by_hand_which_the_next_delivery_notices(self, added: FolderTable) -> None:
-        """A process that was there and one that starts later; to go back to the newest rows is the way out."""
-        target = added.sink.open(JOB, LEFT)
-        for epoch, row in ((1, ANN), (2, BEA)):
-            target.deliver(tag(epoch), [batch(row)], None)
-        added.load().restore(1)
-        for each in (target, added.sink.open(JOB, LEFT)):
-            assert each.delivered() == tag(2) and added.rows() == [ANN]
-            with pytest.raises(Damaged, match=r"timeline 1, epoch 2 was delivered .*: RESTORE in version 3"):
-                each.deliver(tag(3), [batch(CAT)], tag(2))
-        added.load().restore(2)
-        assert target.deliver(tag(3), [batch(CAT)], tag(2)) == Delivered(1)
-        assert sorted(added.rows()) == [ANN, BEA, CAT]
-
     def test_of_a_table_restored_long_ago_are_missed(self, added: FolderTable) -> None:
         """Beyond the commits that are read at first."""
         deliver(added, 1, ANN)
@@ -252,115 +134,8 @@ class TestTags:
         with pytest.raises(Damaged, match="RESTORE in version 2"):
             added.sink.open(JOB, LEFT).deliver(tag(2), [batch(CAT)], tag(1))
 
-    @pytest.mark.parametrize("act", ["append", "overwrite", "delete", "optimize", "vacuum"])
-    def test_are_continued_after_what_other_programs_may_do(self, added: FolderTable, act: str) -> None:
-        deliver(added, 1, ANN)
-        table, more = added.load(), pa.Table.from_batches([batch(BEA)])
-        if act in ("append", "overwrite"):
-            write_deltalake(table, more, mode=act)
-        else:
-            {"delete": table.delete, "optimize": table.optimize.compact, "vacuum": table.vacuum}[act]()
-        deliver(added, 2, CAT)
-        assert CAT in added.rows()
-
-    def test_of_a_table_that_was_deleted_are_missed(self, added: FolderTable) -> None:
-        target = added.sink.open(JOB, LEFT)
-        target.deliver(tag(1), [batch(ANN)])
-        shutil.rmtree(added.path)
-        with pytest.raises(Damaged, match="there is no table any more"):
-            target.deliver(tag(2), [batch(BEA)], tag(1))
-        assert not added.path.exists()
-
-    def test_of_a_table_that_was_created_again_are_missed(self, added: FolderTable) -> None:
-        target = added.sink.open(JOB, LEFT)
-        target.deliver(tag(1), [batch(ANN)])
-        shutil.rmtree(added.path)
-        added.sink.prepare(SCHEMA, None)
-        with pytest.raises(Damaged, match="has no tag"):
-            target.deliver(tag(2), [batch(BEA)], tag(1))
-
-    def test_of_another_job_are_noticed_at_a_start(self, added: FolderTable) -> None:
-        deliver(added, 1, ANN)
-        added.sink.check_owner(JOB, "out")
-        added.sink.check_owner("another", "else")
-        for job in ("another", None):
-            with pytest.raises(ConfigError, match="holds output of a sink 'out' of another job"):
-                added.sink.check_owner(job, "out")
-
-    def test_that_no_sink_wrote_are_damage(self, added: FolderTable) -> None:
-        broken = CommitProperties(app_transactions=[Transaction(f"holdfast/1/newest/{JOB}/out", -5)])
-        write_deltalake(
-            str(added.path), pa.table({"user": [9], "name": ["x"]}), mode="append", commit_properties=broken
-        )
-        with pytest.raises(Damaged, match="with the number -5"):
-            added.sink.holding(JOB, "out")
-
-
-EVERY_TYPE: Mapping[str, tuple[pa.DataType, list[Any]]] = {
-    "flag": (pa.bool_(), [True, None]),
-    "tiny": (pa.int8(), [-128, None]),
-    "small": (pa.uint8(), [255, None]),
-    "wide": (pa.uint32(), [2**32 - 1, None]),
-    "whole": (pa.int64(), [-(2**63), None]),
-    "part": (pa.float64(), [float("inf"), None]),
-    "text": (pa.large_string(), ["ö\n", None]),
-    "kind": (pa.dictionary(pa.int32(), pa.string()), ["x", None]),
-    "bytes": (pa.binary(), [b"\0\xff", None]),
-    "day": (pa.date32(), [date(2026, 1, 2), None]),
-    "at": (pa.timestamp("us", "UTC"), [datetime(2026, 1, 2, 3, 4, 5, 6, UTC), None]),
-    "seconds": (pa.timestamp("s", "UTC"), [datetime(2026, 1, 2, tzinfo=UTC), None]),
-    "local": (pa.timestamp("ms"), [datetime(2026, 1, 2, 3), None]),
-    "price": (pa.decimal128(38, 9), [Decimal("-0.123456789"), None]),
-    "many": (pa.list_(pa.int32()), [[1, None, 3], None]),
-    "inner": (pa.struct([("a", pa.int16()), ("b", pa.list_(pa.string()))]), [{"a": 1, "b": ["x"]}, None]),
-}
-
-
-def rows_of_every_type(*keys: int) -> pa.RecordBatch:
-    columns = {"user": pa.array(keys, pa.int64())}
-    for name, (kind, values) in EVERY_TYPE.items():
-        columns[name] = pa.array((values * len(keys))[: len(keys)], kind)
-    return pa.RecordBatch.from_pydict(columns)
-
 
 class TestColumns:
-    @pytest.mark.parametrize("key", [None, KEY])
-    def test_of_every_type_are_kept(self, tmp_path: Path, key: tuple[str, ...] | None) -> None:
-        table, rows = FolderTable(tmp_path, key), rows_of_every_type(1, 2)
-        table.sink.prepare(rows.schema, key)
-        table.sink.prepare(rows.schema, key)
-        for epoch in (1, 2):
-            given = rows if key is None else rows.append_column(OP, pa.array([PUT, PUT], pa.int8()))
-            table.sink.accept(given)
-            table.sink.open(JOB, LEFT).deliver(tag(epoch), [given])
-        expected = rows.to_pylist() * (2 if key is None else 1)
-        assert sorted(table.load().to_pyarrow_table().to_pylist(), key=lambda row: row["user"]) == sorted(
-            expected, key=lambda row: row["user"]
-        )
-
-    @pytest.mark.parametrize(
-        ("name", "value"),
-        [
-            ("text", "it's; `--"),
-            ("flag", True),
-            ("day", date(2026, 1, 2)),
-            ("at", datetime(2026, 1, 2, 3, 4, 5, 6, UTC)),
-            ("price", Decimal("1.500000000")),
-            ("select", "reserved"),
-            ("Upper Case".replace(" ", "."), "dot"),
-        ],
-    )
-    def test_of_every_type_can_be_keys(self, tmp_path: Path, name: str, value: Any) -> None:
-        kind = EVERY_TYPE[name][0] if name in EVERY_TYPE else pa.string()
-        schema = pa.schema([pa.field(name, kind), pa.field("n", pa.int64())])
-        table = FolderTable(tmp_path, (name,))
-        table.sink.prepare(schema, (name,))
-        for epoch, op in ((1, PUT), (2, PUT), (3, DELETE)):
-            rows = pa.RecordBatch.from_pylist([{name: value, "n": epoch}], schema=schema)
-            given = rows.append_column(OP, pa.array([op], pa.int8()))
-            table.sink.open(JOB, LEFT).deliver(tag(epoch), [given])
-            assert [n for _, n in table.rows()] == ([epoch] if op == PUT else [])
-
     @pytest.mark.parametrize(
         "kind",
         [
@@ -521,14 +296,6 @@ class TestExistingTable:
             FolderTable(tmp_path).sink.prepare(SCHEMA, None)
 
 
-def back(epoch: int, timeline: int = 2) -> Rewinding:
-    return Rewinding(JOB, "out", tag(epoch, timeline), (LEFT, RIGHT))
-
-
-def planned(table: FolderTable, epoch: int) -> Repair:
-    return table.sink.plan_repair(back(epoch), SCHEMA, table.sink.key)
-
-
 class TestRewind:
     def test_after_maintenance_shows_the_base_epoch(self, keyed: FolderTable) -> None:
         deliver(keyed, 1, ANN, BEA)
@@ -561,13 +328,6 @@ class TestRewind:
         found = table.sink.plan_repair(back(1), rows.schema, KEY)
         assert (found.restore, found.delete) == (1, 1)
 
-    def test_is_impossible_after_another_program_wrote(self, added: FolderTable) -> None:
-        deliver(added, 1, ANN)
-        deliver(added, 2, BEA)
-        added.load().delete("user = 2")
-        found = planned(added, 1)
-        assert found.verdict == "impossible" and "DELETE in version 3" in found.reason
-
     def test_is_impossible_once_files_are_vacuumed(self, keyed: FolderTable) -> None:
         deliver(keyed, 1, ANN)
         deliver(keyed, 2, (1, "anna"))
@@ -577,14 +337,6 @@ class TestRewind:
         with pytest.raises(ConfigError, match="cannot undo its output"):
             keyed.sink.repair(back(1), SCHEMA, KEY)
         assert keyed.rows() == [(1, "anna")] and keyed.sink.open(JOB, LEFT).delivered() == tag(2)
-
-    def test_is_impossible_once_the_log_is_cleaned(self, added: FolderTable) -> None:
-        for epoch in (1, 2, 3):
-            deliver(added, epoch, (epoch, "x"))
-        added.load().create_checkpoint()
-        for version in (0, 1, 2):
-            (added.path / "_delta_log" / f"{version:020}.json").unlink()
-        assert planned(added, 1).verdict == "impossible"
 
     @pytest.mark.parametrize("failures", [1, 10])
     def test_takes_no_store_that_is_unreachable_for_a_cleaned_log(
@@ -627,26 +379,6 @@ class TestRewind:
         monkeypatch.setattr(DeltaTable, "restore", followed)
         assert added.sink.repair(back(1), SCHEMA, None).delete == 1
         assert sorted(added.rows()) == [ANN, (9, "x")] and added.sink.open(JOB, LEFT).delivered() == tag(1, 2)
-
-    def test_that_another_commit_overtakes_is_planned_again(self, added: FolderTable) -> None:
-        deliver(added, 1, ANN)
-        deliver(added, 2, BEA)
-        late = meanwhile(lambda: deliver(added, 3, CAT))
-        assert added.sink.repaired(back(1), late).delete == 2 and added.rows() == [ANN]
-
-    def test_over_epochs_without_rows_moves_the_tags(self, added: FolderTable) -> None:
-        deliver(added, 1, ANN)
-        deliver(added, 2)
-        deliver(added, 3)
-        assert added.sink.repair(back(1), SCHEMA, None).delete == 0
-        assert added.rows() == [ANN] and added.sink.open(JOB, RIGHT).delivered() == tag(1, 2)
-
-    def test_fences_in_the_commit_that_restores(self, added: FolderTable) -> None:
-        deliver(added, 1, ANN)
-        zombie = added.sink.opened(JOB, LEFT, fault=meanwhile(lambda: added.sink.repair(back(1), SCHEMA, None)))
-        with pytest.raises(Fenced, match="timeline 2"):
-            zombie.deliver(tag(2), [batch(BEA)])
-        assert added.rows() == [ANN] and added.sink.open(JOB, RIGHT).delivered() == tag(1, 2)
 
 
 class TestPlace:

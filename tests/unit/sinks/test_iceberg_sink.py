@@ -1,16 +1,15 @@
 """What only Iceberg tables have: their catalogue, other writers, snapshots, types, and files that a merge rewrites.
 
-The contracts of all targets run in tests/contract; test_delta_order.py plays races of both formats in memory.
+What all tables have in common is in test_lakehouse_tables.py; test_delta_order.py plays races in memory.
 """
 
 from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import closing
-from datetime import UTC, date, datetime
-from decimal import Decimal
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -19,43 +18,34 @@ import psycopg
 import pyarrow as pa
 import pytest
 from iceberg_tables import NAME, FolderCatalog
+from lake_rows import (
+    ANN,
+    BEA,
+    CAT,
+    JOB,
+    KEY,
+    LEFT,
+    OTHER,
+    SCHEMA,
+    back,
+    batch,
+    changes,
+    deliver,
+    meanwhile,
+    planned,
+    tag,
+)
 from postgres_server import GUARDED, PASSWORD, PostgresServer
 from psycopg.conninfo import conninfo_to_dict
-from pyiceberg.table import Table, Transaction
-from pyiceberg.table.update.snapshot import ExpireSnapshots
+from pyiceberg.table import Table
 from pyiceberg.types import LongType
 from sqlalchemy.exc import OperationalError
 
 import holdfast as hf
 from holdfast.errors import ConfigError, Damaged, NotAdmitted, Unavailable
-from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
-from holdfast.sinks.contract import DELETE, OP, PUT, AlreadyDelivered, Delivered, FaultPoint, Repair, Rewinding
+from holdfast.sinks.contract import OP, PUT, AlreadyDelivered, Delivered
 from holdfast.sinks.iceberg.client import IcebergConnection
 from holdfast.sinks.iceberg.errors import meaning_of
-from holdfast.sinks.owners import Claim, Held
-
-JOB, LEFT, RIGHT = "6f9b0f6e-0000-4000-8000-000000000001", Writer("out", Subtask(0)), Writer("out", Subtask(1))
-SCHEMA = pa.schema([pa.field("user", pa.int64()), pa.field("name", pa.string())])
-KEY = ("user",)
-ANN, BEA, CAT = (1, "ann"), (2, "bea"), (3, "cat")
-FIRST = Claim("0123456789abcdef0123456789abcdef", Generation(1))
-OTHER = pa.table({"user": [9], "name": ["x"]}, SCHEMA)
-
-
-def tag(epoch: int, timeline: int = 1) -> Tag:
-    return Tag(Timeline(timeline), Epoch(epoch))
-
-
-def batch(*rows: tuple[int, str | None]) -> pa.RecordBatch:
-    """Rows of an append stream."""
-    columns = [pa.array([user for user, _ in rows], pa.int64()), pa.array([name for _, name in rows], pa.string())]
-    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
-
-
-def changes(*rows: tuple[int, str | None]) -> pa.RecordBatch:
-    """Rows of an upsert stream; a name of None deletes."""
-    ops = pa.array([DELETE if name is None else PUT for _, name in rows], pa.int8())
-    return batch(*rows).append_column(OP, ops)
 
 
 @pytest.fixture
@@ -72,43 +62,6 @@ def keyed(tmp_path: Path) -> FolderCatalog:
     return table
 
 
-def deliver(table: FolderCatalog, epoch: int, *rows: tuple[int, str | None], timeline: int = 1) -> None:
-    one = changes(*rows) if table.sink.key else batch(*rows)
-    found = table.sink.open(JOB, LEFT).deliver(tag(epoch, timeline), [one] if rows else [])
-    assert found == Delivered(len(rows))
-
-
-def meanwhile(act: Callable[[], object]) -> Callable[[FaultPoint], None]:
-    """Return a fault that acts once, between the last comparison and the commit."""
-    left = [act]
-
-    def fault(point: FaultPoint) -> None:
-        if point == "before_commit" and left:
-            left.pop()()
-
-    return fault
-
-
-def current(table: FolderCatalog) -> int:
-    snapshot = table.load().current_snapshot()
-    assert snapshot is not None
-    return snapshot.snapshot_id
-
-
-class TestLostFiles:
-    def test_that_a_merge_has_to_read_are_named_and_waited_for(self, keyed: FolderCatalog) -> None:
-        deliver(keyed, 1, ANN, BEA)
-        (file,) = keyed.load().inspect.files()["file_path"].to_pylist()
-        path = Path(file.removeprefix("file://"))
-        away = path.rename(path.with_suffix(".away"))
-        with pytest.raises(Unavailable, match=f"a data file that the table lists is missing: .*{path.name}") as caught:
-            deliver(keyed, 2, (1, "anna"))
-        assert "restore the file from a backup: delivery retries" in caught.value.next_step
-        away.rename(path)
-        deliver(keyed, 2, (1, "anna"))
-        assert sorted(keyed.rows()) == [(1, "anna"), BEA]
-
-
 class TestErrors:
     def test_a_bucket_that_does_not_exist_is_a_mistake_at_a_start(self, added: FolderCatalog) -> None:
         error = OSError("When writing key 'x' in bucket 'lake': AWS Error NO_SUCH_BUCKET: NoSuchBucket: no bucket")
@@ -117,11 +70,6 @@ class TestErrors:
 
 
 class TestCommit:
-    def test_of_another_program_is_not_lost_and_loses_nothing(self, added: FolderCatalog) -> None:
-        other = meanwhile(lambda: added.load().append(OTHER))
-        assert added.sink.opened(JOB, LEFT, fault=other).deliver(tag(1), [batch(ANN)]) == Delivered(1)
-        assert sorted(added.rows()) == [ANN, (9, "x")]
-
     @pytest.mark.parametrize("retries", ["0", "10"])
     def test_of_a_zombie_between_comparison_and_commit_is_not_repeated(
         self, added: FolderCatalog, retries: str
@@ -133,17 +81,10 @@ class TestCommit:
         late = added.sink.opened(JOB, LEFT, fault=zombie)
         assert late.deliver(tag(1), [batch(ANN)]) == AlreadyDelivered(tag(1)) and added.rows() == [ANN]
 
-    def test_of_the_library_alone_would_let_the_zombie_through(self, added: FolderCatalog) -> None:
-        """It tries again on top of the other append, with the same rows."""
-        late = added.load()
-        deliver(added, 1, ANN)
-        late.append(pa.table({"user": [1], "name": ["ann"]}, SCHEMA))
-        assert added.rows() == [ANN, ANN]
-
     def test_compares_more_than_the_current_snapshot(self, added: FolderCatalog) -> None:
         """A rollback in between brings the snapshot back that was compared, but not its tags."""
         deliver(added, 1, ANN)
-        before = current(added)
+        before = added.version()
 
         def there_and_back() -> None:
             deliver(added, 2, BEA)
@@ -169,22 +110,6 @@ class TestCommit:
         monkeypatch.undo()
         again = target.deliver(tag(1), [changes(ANN)])
         assert again == (AlreadyDelivered(tag(1)) if after else Delivered(1)) and keyed.rows() == [ANN]
-
-    def test_of_a_merge_that_changes_nothing_moves_the_tag(self, keyed: FolderCatalog) -> None:
-        deliver(keyed, 1, ANN)
-        deliver(keyed, 2, (7, None))
-        assert keyed.sink.open(JOB, LEFT).delivered() == tag(2) and keyed.rows() == [ANN]
-
-    def test_is_one_snapshot_with_the_tag_in_its_summary(self, keyed: FolderCatalog) -> None:
-        deliver(keyed, 1, ANN, BEA)
-        deliver(keyed, 2, (1, "anna"), (2, None), CAT)
-        table = keyed.load()
-        snapshot = table.current_snapshot()
-        assert len(table.snapshots()) == 2 and snapshot is not None and snapshot.summary is not None
-        said = snapshot.summary.additional_properties["holdfast"]
-        assert said is not None and said.startswith(
-            f'{{"job": "{JOB}", "sink": "out", "timeline": 1, "epoch": 2, "version": 2, "after": 1, "commit": "'
-        )
 
     @pytest.mark.parametrize("key", [None, KEY])
     @pytest.mark.parametrize(
@@ -250,77 +175,6 @@ class TestCommit:
 
 
 class TestTags:
-    def test_survive_compaction_expiry_and_a_rollback_by_hand(self, added: FolderCatalog) -> None:
-        added.sink.open(JOB, RIGHT, FIRST).deliver(tag(3), [batch(ANN)])
-        first = current(added)
-        deliver(added, 4, BEA)
-        added.load().manage_snapshots().set_current_snapshot(first).commit()
-        assert added.sink.open(JOB, LEFT).delivered() == tag(4) and added.rows() == [ANN]
-        table = added.load()
-        table.overwrite(table.scan().to_arrow())
-        _expire(added, keep=1)
-        assert len(added.load().snapshots()) == 1
-        assert [added.sink.open(JOB, writer).delivered() for writer in (LEFT, RIGHT)] == [tag(4), tag(3)]
-        holding = added.sink.holding(JOB, "out")
-        assert (holding.held, holding.newest) == (Held(FIRST.owner, Generation(1)), tag(4))
-
-    def test_of_an_older_snapshot_are_missed(self, added: FolderCatalog) -> None:
-        """A process that was there and one that starts later; to go back to the newest snapshot is the way out."""
-        target = added.sink.open(JOB, LEFT)
-        snapshots = []
-        for epoch, row in ((1, ANN), (2, BEA)):
-            target.deliver(tag(epoch), [batch(row)], None)
-            snapshots.append(current(added))
-        added.load().manage_snapshots().set_current_snapshot(snapshots[0]).commit()
-        for each in (target, added.sink.open(JOB, LEFT)):
-            with pytest.raises(Damaged, match=r"timeline 1, epoch 2 was delivered .* an older snapshot was made"):
-                each.deliver(tag(3), [batch(CAT)], tag(2))
-        added.load().manage_snapshots().set_current_snapshot(snapshots[1]).commit()
-        assert target.deliver(tag(3), [batch(CAT)], tag(2)) == Delivered(1)
-        assert sorted(added.rows()) == [ANN, BEA, CAT]
-
-    @pytest.mark.parametrize("act", ["append", "overwrite", "delete", "expire"])
-    def test_are_continued_after_what_other_programs_may_do(self, added: FolderCatalog, act: str) -> None:
-        deliver(added, 1, ANN)
-        table, more = added.load(), pa.Table.from_batches([batch(BEA)])
-        if act in ("append", "overwrite"):
-            getattr(table, act)(more)
-        elif act == "delete":
-            table.delete()
-        else:
-            table.append(more)
-            _expire(added, keep=1)
-        deliver(added, 2, CAT)
-        assert CAT in added.rows()
-
-    def test_of_a_table_that_was_dropped_are_missed(self, added: FolderCatalog) -> None:
-        target = added.sink.open(JOB, LEFT)
-        target.deliver(tag(1), [batch(ANN)])
-        added.load().catalog.drop_table(NAME)
-        with pytest.raises(Damaged, match="there is no table any more"):
-            target.deliver(tag(2), [batch(BEA)], tag(1))
-
-    def test_of_a_table_that_was_created_again_are_missed(self, added: FolderCatalog) -> None:
-        target = added.sink.open(JOB, LEFT)
-        target.deliver(tag(1), [batch(ANN)])
-        added.load().catalog.drop_table(NAME)
-        added.sink.prepare(SCHEMA, None)
-        with pytest.raises(Damaged, match="has no tag"):
-            target.deliver(tag(2), [batch(BEA)], tag(1))
-
-    def test_of_another_job_are_noticed_at_a_start(self, added: FolderCatalog) -> None:
-        deliver(added, 1, ANN)
-        added.sink.check_owner(JOB, "out")
-        for job in ("another", None):
-            with pytest.raises(ConfigError, match="holds output of a sink 'out' of another job"):
-                added.sink.check_owner(job, "out")
-
-    def test_that_no_sink_wrote_are_damage(self, added: FolderCatalog) -> None:
-        with added.load().transaction() as transaction:
-            transaction.set_properties({f"holdfast/1/newest/{JOB}/out": "many"})
-        with pytest.raises(Damaged, match="which Holdfast never wrote"):
-            added.sink.holding(JOB, "out")
-
     def test_without_their_metadata_are_damage(self, added: FolderCatalog) -> None:
         deliver(added, 1, ANN)
         for each in (added.path / "shop").rglob("*.metadata.json"):
@@ -329,27 +183,11 @@ class TestTags:
             added.sink.open(JOB, LEFT).delivered()
 
 
-def _expire(table: FolderCatalog, keep: int) -> None:
-    """Expire all but the newest snapshots of a table, as its maintenance does."""
-    loaded = table.load()
-    lineage = sorted(loaded.snapshots(), key=lambda each: each.sequence_number or 0)
-    with ExpireSnapshots(Transaction(loaded, autocommit=True)) as expiring:
-        expiring.by_ids([each.snapshot_id for each in lineage[:-keep]])
-
-
-def back(epoch: int, timeline: int = 2) -> Rewinding:
-    return Rewinding(JOB, "out", tag(epoch, timeline), (LEFT, RIGHT))
-
-
-def planned(table: FolderCatalog, epoch: int) -> Repair:
-    return table.sink.plan_repair(back(epoch), SCHEMA, table.sink.key)
-
-
 class TestRewind:
     def test_leaves_what_it_undoes_out_of_the_history(self, keyed: FolderCatalog) -> None:
         """Expiry deletes the files that snapshots of the history deleted; those of epoch 1 are needed again."""
         deliver(keyed, 1, ANN, BEA)
-        base = current(keyed)
+        base = keyed.version()
         deliver(keyed, 2, (1, "anna"), CAT)
         assert keyed.sink.repair(back(1), SCHEMA, KEY).restore == 1
         snapshot = keyed.load().current_snapshot()
@@ -358,33 +196,11 @@ class TestRewind:
         deliver(keyed, 7, CAT, timeline=2)
         assert sorted(keyed.rows()) == [ANN, BEA, CAT]
 
-    def test_to_before_the_first_snapshot_empties_the_table(self, added: FolderCatalog) -> None:
-        deliver(added, 1, ANN)
-        assert added.sink.repair(back(0), SCHEMA, None).delete == 1
-        assert added.rows() == [] and added.sink.open(JOB, LEFT).delivered() == tag(0, 2)
-        deliver(added, 2, BEA, timeline=2)
-        assert added.rows() == [BEA]
-
-    def test_after_an_earlier_one_undoes_both_timelines(self, added: FolderCatalog) -> None:
-        for epoch in (1, 2, 3):
-            deliver(added, epoch, (epoch, "x"))
-        added.sink.repair(back(2), SCHEMA, None)
-        deliver(added, 7, (7, "x"), timeline=2)
-        added.sink.repair(back(1, 3), SCHEMA, None)
-        assert added.rows() == [(1, "x")]
-
-    def test_is_impossible_after_another_program_wrote(self, added: FolderCatalog) -> None:
-        deliver(added, 1, ANN)
-        deliver(added, 2, BEA)
-        added.load().delete("user = 2")
-        found = planned(added, 1)
-        assert found.verdict == "impossible" and "delete in version 3" in found.reason
-
     def test_is_impossible_once_the_snapshot_is_expired(self, added: FolderCatalog) -> None:
         for epoch in (1, 2, 3):
             deliver(added, epoch, (epoch, "x"))
         assert planned(added, 1).verdict == "truncate"
-        _expire(added, keep=2)
+        added.expire(keep=2)
         assert planned(added, 2).verdict == "truncate"
         found = planned(added, 1)
         assert found.verdict == "impossible" and "beyond the retention of the table's history" in found.reason
@@ -394,7 +210,7 @@ class TestRewind:
         added.load().append(OTHER)
         deliver(added, 2, BEA)
         assert planned(added, 1).verdict == "truncate"
-        _expire(added, keep=2)
+        added.expire(keep=2)
         assert planned(added, 1).verdict == "impossible"
 
     def test_is_impossible_once_files_are_deleted(self, keyed: FolderCatalog) -> None:
@@ -406,78 +222,7 @@ class TestRewind:
         assert found.verdict == "impossible" and "1 files of version 1 are missing" in found.reason
 
 
-EVERY_TYPE: Mapping[str, tuple[pa.DataType, list[Any]]] = {
-    "flag": (pa.bool_(), [True, None]),
-    "tiny": (pa.int8(), [-128, None]),
-    "small": (pa.uint8(), [255, None]),
-    "wide": (pa.uint32(), [2**32 - 1, None]),
-    "whole": (pa.int64(), [-(2**63), None]),
-    "part": (pa.float64(), [float("inf"), None]),
-    "text": (pa.large_string(), ["ö\n", None]),
-    "kind": (pa.dictionary(pa.int32(), pa.string()), ["x", None]),
-    "bytes": (pa.binary(), [b"\0\xff", None]),
-    "day": (pa.date32(), [date(2026, 1, 2), None]),
-    "at": (pa.timestamp("us", "UTC"), [datetime(2026, 1, 2, 3, 4, 5, 6, UTC), None]),
-    "local": (pa.timestamp("ms"), [datetime(2026, 1, 2, 3), None]),
-    "price": (pa.decimal128(38, 9), [Decimal("-0.123456789"), None]),
-    "many": (pa.list_(pa.int32()), [[1, None, 3], None]),
-    "inner": (pa.struct([("a", pa.int16()), ("b", pa.list_(pa.string()))]), [{"a": 1, "b": ["x"]}, None]),
-}
-
-
-def rows_of_every_type(*keys: int) -> pa.RecordBatch:
-    columns = {"user": pa.array(keys, pa.int64())}
-    for name, (kind, values) in EVERY_TYPE.items():
-        columns[name] = pa.array((values * len(keys))[: len(keys)], kind)
-    return pa.RecordBatch.from_pydict(columns)
-
-
 class TestColumns:
-    @pytest.mark.parametrize("key", [None, KEY])
-    def test_of_every_type_are_kept(self, tmp_path: Path, key: tuple[str, ...] | None) -> None:
-        table, rows = FolderCatalog(tmp_path, key), rows_of_every_type(1, 2)
-        table.sink.prepare(rows.schema, key)
-        table.sink.prepare(rows.schema, key)
-        for epoch in (1, 2):
-            given = rows if key is None else rows.append_column(OP, pa.array([PUT, PUT], pa.int8()))
-            table.sink.accept(given)
-            table.sink.open(JOB, LEFT).deliver(tag(epoch), [given])
-        expected = rows.to_pylist() * (2 if key is None else 1)
-        found = table.load().scan().to_arrow().to_pylist()
-        assert sorted(found, key=lambda row: row["user"]) == sorted(expected, key=lambda row: row["user"])
-        counted = table.sink.plan_repair(back(1), rows.schema, key)
-        assert (counted.restore, counted.delete) == ((0, 2) if key is None else (0, 0))
-
-    @pytest.mark.parametrize(
-        ("name", "value"),
-        [
-            ("text", "it's; `--"),
-            ("flag", True),
-            ("day", date(2026, 1, 2)),
-            ("at", datetime(2026, 1, 2, 3, 4, 5, 6, UTC)),
-            ("local", datetime(2026, 1, 2, 3)),
-            ("price", Decimal("1.500000000")),
-            ("select", "reserved"),
-            ("a.b c", "dot"),
-        ],
-    )
-    def test_of_every_type_can_be_keys(self, tmp_path: Path, name: str, value: Any) -> None:
-        kind = EVERY_TYPE[name][0] if name in EVERY_TYPE else pa.string()
-        schema = pa.schema([pa.field(name, kind), pa.field("n", pa.int64())])
-        table = FolderCatalog(tmp_path, (name,))
-        table.sink.prepare(schema, (name,))
-        for epoch, op in ((1, PUT), (2, PUT), (3, DELETE)):
-            rows = pa.RecordBatch.from_pylist([{name: value, "n": epoch}], schema=schema)
-            table.sink.open(JOB, LEFT).deliver(tag(epoch), [rows.append_column(OP, pa.array([op], pa.int8()))])
-            assert [n for _, n in table.rows()] == ([epoch] if op == PUT else [])
-
-    @pytest.mark.parametrize(
-        "kind", [pa.uint64(), pa.timestamp("ns"), pa.time64("ns"), pa.duration("s"), pa.float16(), pa.null()], ids=str
-    )
-    def test_that_no_table_can_hold_are_refused_when_planned(self, kind: pa.DataType) -> None:
-        with pytest.raises(ConfigError, match="the column 'x' is .*, which an Iceberg table cannot hold"):
-            hf.Iceberg.example().check(pa.schema([pa.field("auction", pa.int64()), pa.field("x", kind)]), ("auction",))
-
     def test_partition_the_table(self, tmp_path: Path) -> None:
         table = FolderCatalog(tmp_path, KEY, partition_by=["name"])
         table.sink.prepare(SCHEMA, KEY)

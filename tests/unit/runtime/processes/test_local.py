@@ -269,9 +269,11 @@ class TestTheZygote:
             "threading.Event().wait()\n"
         )
         root = Path(__file__).parents[4]
-        paths = [str(Path(holdfast.__file__).parent.parent), str(root)]
+        paths = [str(Path(holdfast.__file__).parent.parent), str(root), str(root / "tests" / "shared")]
         with subprocess.Popen([sys.executable, "-c", program, str(tmp_path), *paths]) as driver:
-            wait(lambda: (tmp_path / "5.pid").exists() and (tmp_path / "5.pid").read_text() != "", "a worker")
+            wait(
+                lambda: (tmp_path / "5.pid").exists() and (tmp_path / "5.pid").read_text() != "", "a worker", driver.pid
+            )
             worker = psutil.Process(int((tmp_path / "5.pid").read_text()))
             zygote = psutil.Process(worker.ppid())
             driver.kill()
