@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from accounts import NUMBER, check, number_in, wait_for
+from accounts import NUMBER, number_in, play_kills, play_takeover, wait_for
 from capture_process import capturing
 from captured_tables import tag_lsn
 from postgres_accounts import Writer
@@ -56,34 +56,14 @@ def test_killed_at_any_moment_it_shows_the_table_as_of_one_transaction(
     tmp_path: Path, place: PostgresPlace, seed: int, rounds: int
 ) -> None:
     writer, chance = prepared(tmp_path, place, seed), random.Random(seed)
-    for number in range(rounds):
-        with capturing(tmp_path, tmp_path / "job.py") as process:
-            writer.write(20)
-            process.event("snapshot" if number == 0 else "streaming")
-            for _ in range(chance.randrange(1, 6)):
-                writer.write(20)
-                process.let_run(chance.uniform(0, 0.1))
-            process.kill()
-        check(tmp_path, writer, WRITER)
-    with capturing(tmp_path, tmp_path / "job.py") as process:
-        writer.write(20)
-        wait_for(tmp_path, writer, process, WRITER)
-        assert process.stop()["event"] == "stopped"
+    play_kills(tmp_path, writer, WRITER, rounds, chance)
     ((behind,),) = place.ask("SELECT confirmed_flush_lsn::text FROM pg_replication_slots")
     assert lsn_of(behind) <= tag_lsn(LocalObjects(tmp_path / "log"))
 
 
 def test_a_second_process_waits_and_takes_over(tmp_path: Path, place: PostgresPlace) -> None:
     writer = prepared(tmp_path, place, 2)
-    with capturing(tmp_path, tmp_path / "job.py") as one:
-        one.event("streaming")
-        with capturing(tmp_path, tmp_path / "job.py") as two:
-            assert "another process captures" in two.event("waiting")["reason"]
-            writer.write(20)
-            one.kill()
-            writer.write(20)
-            wait_for(tmp_path, writer, two, WRITER)
-            two.stop()
+    play_takeover(tmp_path, writer, WRITER)
 
 
 def test_goes_on_after_a_server_that_shuts_down_or_crashes(tmp_path: Path) -> None:

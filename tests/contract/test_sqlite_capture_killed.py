@@ -11,8 +11,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from accounts import Accounts, check, wait_for
-from capture_process import capturing
+from accounts import Accounts, play_kills, play_takeover
 
 from holdfast.runtime.sources.sqlite.table import WRITER
 
@@ -63,29 +62,9 @@ def test_killed_at_any_moment_it_shows_the_table_as_of_one_transaction(
 ) -> None:
     chance = random.Random(f"{journal} {rounds}")
     writer = Writer(tmp_path, chance, journal)
-    for number in range(rounds):
-        with capturing(tmp_path, tmp_path / "job.py") as process:
-            writer.write(20)
-            process.event("snapshot" if number == 0 else "streaming")
-            for _ in range(chance.randrange(1, 6)):
-                writer.write(20)
-                process.let_run(chance.uniform(0, 0.1))
-            process.kill()
-        check(tmp_path, writer, WRITER)
-    with capturing(tmp_path, tmp_path / "job.py") as process:
-        writer.write(20)
-        wait_for(tmp_path, writer, process, WRITER)
-        assert process.stop()["event"] == "stopped"
+    play_kills(tmp_path, writer, WRITER, rounds, chance)
 
 
 def test_a_second_process_waits_and_takes_over(tmp_path: Path) -> None:
     writer = Writer(tmp_path, random.Random(2), "WAL")
-    with capturing(tmp_path, tmp_path / "job.py") as one:
-        one.event("streaming")
-        with capturing(tmp_path, tmp_path / "job.py") as two:
-            assert "another process captures" in two.event("waiting")["reason"]
-            writer.write(20)
-            one.kill()
-            writer.write(20)
-            wait_for(tmp_path, writer, two, WRITER)
-            two.stop()
+    play_takeover(tmp_path, writer, WRITER)

@@ -8,10 +8,11 @@ exactly one of these states.
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
-from capture_process import CaptureProcess
+from capture_process import CaptureProcess, capturing
 from captured_tables import tables
 from patience import Patience
 
@@ -32,7 +33,7 @@ Statement = tuple[str, tuple[int, ...]]
 """With `%s` for each value."""
 
 
-class Accounts:
+class Accounts(ABC):
     """The accounts as they are, and as they were."""
 
     def __init__(self, chance: random.Random) -> None:
@@ -41,6 +42,10 @@ class Accounts:
         self.history: list[Model] = [dict(self.now)]
         """By number of the transaction."""
         self.next_key = ACCOUNTS + 1
+
+    @abstractmethod
+    def write(self, transactions: int) -> None:
+        """Commit so many transactions, and roll some back."""
 
     def chosen(self, count: int) -> list[int]:
         """Return so many accounts."""
@@ -111,3 +116,33 @@ def wait_for(folder: Path, accounts: Accounts, process: CaptureProcess, writer: 
             assert check(folder, accounts, writer)[-1] == accounts.now[NUMBER]
             return
     raise AssertionError("the log does not get all transactions")
+
+
+def play_kills(folder: Path, accounts: Accounts, writer: str, rounds: int, chance: random.Random) -> None:
+    """Kill processes that capture at any moment, and compare the log after each; the last one catches up."""
+    for number in range(rounds):
+        with capturing(folder, folder / "job.py") as process:
+            accounts.write(20)
+            process.event("snapshot" if number == 0 else "streaming")
+            for _ in range(chance.randrange(1, 6)):
+                accounts.write(20)
+                process.let_run(chance.uniform(0, 0.1))
+            process.kill()
+        check(folder, accounts, writer)
+    with capturing(folder, folder / "job.py") as process:
+        accounts.write(20)
+        wait_for(folder, accounts, process, writer)
+        assert process.stop()["event"] == "stopped"
+
+
+def play_takeover(folder: Path, accounts: Accounts, writer: str) -> None:
+    """Start a second process that captures: it waits until the first one is killed."""
+    with capturing(folder, folder / "job.py") as one:
+        one.event("streaming")
+        with capturing(folder, folder / "job.py") as two:
+            assert "another process captures" in two.event("waiting")["reason"]
+            accounts.write(20)
+            one.kill()
+            accounts.write(20)
+            wait_for(folder, accounts, two, writer)
+            two.stop()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from dying_objects import Dying
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -462,41 +463,6 @@ class TestRaces:
         world.compact()
         world.compact()
         assert world.store.list("data") == []
-
-
-class Dying(MemoryObjects):
-    """The objects of another store, until the process dies at the n-th operation; `after` it, or before it."""
-
-    def __init__(self, real: MemoryObjects, left: int, *, after: bool) -> None:
-        super().__init__()
-        self.real, self.left, self.after = real, left, after
-
-    def _dies(self, effect: Callable[[], object]) -> None:
-        self.left -= 1
-        if self.left < 0:
-            raise Unavailable("dead", next_step="none")
-        if self.left == 0:
-            if self.after:
-                effect()
-            raise Unavailable("dies", next_step="none")
-        effect()
-
-    def create(self, path: str, data: bytes) -> None:
-        self._dies(lambda: self.real.create(path, data))
-
-    def put(self, path: str, data: bytes) -> None:
-        self._dies(lambda: self.real.put(path, data))
-
-    def delete(self, path: str) -> None:
-        self._dies(lambda: self.real.delete(path))
-
-    def get(self, path: str) -> bytes:
-        self._dies(lambda: None)
-        return self.real.get(path)
-
-    def list(self, prefix: str) -> list[str]:
-        self._dies(lambda: None)
-        return self.real.list(prefix)
 
 
 class TestCrashes:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from counted import BulkObjects
+from dying_objects import Dying
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -324,41 +325,6 @@ class TestRaces:
         store.before = lambda: append(other, range(9, 30))
         log.append(one(8))
         assert read(store) == list(range(30)) and commit_path(5) not in store.list("commits")
-
-
-class Dying(MemoryObjects):
-    """The objects of another store, until the process dies at the n-th operation; `after` it, or before it."""
-
-    def __init__(self, real: MemoryObjects, left: int, *, after: bool) -> None:
-        super().__init__()
-        self.real, self.left, self.after, self.dead = real, left, after, False
-
-    def _dies(self, effect: Callable[[], object]) -> None:
-        self.left -= 1
-        if self.left > 0:
-            effect()
-            return
-        if self.left == 0 and self.after:
-            effect()
-        self.dead = True
-        raise Unavailable("dead", next_step="none")
-
-    def create(self, path: str, data: bytes) -> None:
-        self._dies(lambda: self.real.create(path, data))
-
-    def put(self, path: str, data: bytes) -> None:
-        self._dies(lambda: self.real.put(path, data))
-
-    def delete(self, path: str) -> None:
-        self._dies(lambda: self.real.delete(path))
-
-    def get(self, path: str) -> bytes:
-        self._dies(lambda: None)
-        return self.real.get(path)
-
-    def list(self, prefix: str) -> list[str]:
-        self._dies(lambda: None)
-        return self.real.list(prefix)
 
 
 class TestCrashes:
