@@ -19,6 +19,7 @@ from http_receiver import HttpReceiver
 from iceberg_tables import FolderCatalog
 from kafka_server import KafkaServer
 from kafka_topics import KafkaTopic
+from logged import rows_in
 from redis_server import RedisServer
 from sql_places import SqlPlace, delivery_of, place_of
 
@@ -36,8 +37,6 @@ from holdfast.sinks.memory import MemorySink
 from holdfast.sinks.memory_immediate import ImmediateTable
 from holdfast.sinks.owners import NEVER, Claim, Held, Rival
 from holdfast.sinks.redis.sink import Redis
-from holdfast.storage.log.log import LogReader
-from holdfast.storage.objects import LocalObjects
 
 JOB = "6f9b0f6e-0000-4000-8000-000000000001"
 LEFT, RIGHT = Writer("out", Subtask(0)), Writer("out", Subtask(1))
@@ -90,14 +89,7 @@ def in_log(folder: Path) -> World:
     sink = LogSink(str(folder / "log"), partitions=1)
     sink.prepare(SCHEMA, None)
 
-    def numbers() -> list[int]:
-        reader, found = LogReader(LocalObjects(folder / "log")), list[int]()
-        batch, offset = reader.read(0, 0, 1 << 20)
-        while batch is not None:
-            found += batch.column("n").to_pylist()
-            batch, offset = reader.read(0, offset, 1 << 20)
-        return sorted(found)
-
+    numbers = lambda: sorted(row["n"] for row in rows_in(folder / "log"))
     return World(sink, numbers, lambda: backed_up(folder / "log"))
 
 

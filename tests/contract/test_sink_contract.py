@@ -21,6 +21,7 @@ from http_receiver import HttpReceiver
 from iceberg_tables import FolderCatalog
 from kafka_server import KafkaServer
 from kafka_topics import KafkaTopic
+from logged import rows_in
 from redis_server import RedisServer
 from sql_places import SqlPlace, delivery_of, place_of
 
@@ -47,7 +48,6 @@ from holdfast.sinks.log import LogSink, LogTarget
 from holdfast.sinks.memory import MemorySink
 from holdfast.sinks.sql.target import SqlTarget
 from holdfast.sinks.sql.values import from_json
-from holdfast.storage.log.log import LogReader
 from holdfast.storage.log.table import read_table
 from holdfast.storage.objects import LocalObjects
 
@@ -164,15 +164,7 @@ class LogWorld:
         if self._key is not None:
             table = read_table(LocalObjects(self._folder))
             return sorted(tuple(row.values()) for each in table for row in each.rows.to_pylist())
-        reader = LogReader(LocalObjects(self._folder))
-        found: list[tuple[Any, ...]] = []
-        for partition, end in reader.end_offsets().items():
-            offset = 0
-            while offset < end:
-                batch, offset = reader.read(partition, offset, 1 << 30)
-                assert batch is not None
-                found += [tuple(row.values()) for row in batch.to_pylist()]
-        return sorted(found)
+        return sorted(tuple(row.values()) for row in rows_in(self._folder))
 
     def before_images(self, writer: Writer) -> list[Image]:
         return []

@@ -17,9 +17,10 @@ from typing import Any
 
 import aiohttp
 import pytest
+from logged import rows_in
 from patience import WALL_S, wait_for_end
 
-from holdfast.storage.log.log import LogReader, read_meta
+from holdfast.storage.log.log import read_meta
 from holdfast.storage.objects import LocalObjects
 
 pytestmark = pytest.mark.thorough
@@ -101,14 +102,7 @@ def stored(folder: Path) -> Counter[str]:
     store, found = LocalObjects(folder / "log"), Counter[str]()
     if read_meta(store) is None:
         return found
-    reader = LogReader(store)
-    for partition, end in reader.end_offsets().items():
-        offset = 0
-        while offset < end:
-            batch, offset = reader.read(partition, offset, 1 << 20)
-            assert batch is not None
-            found.update(batch.column("webhook_key").to_pylist())
-    return found
+    return Counter(row["webhook_key"] for row in rows_in(store))
 
 
 class Senders:

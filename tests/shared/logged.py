@@ -5,12 +5,14 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
 from holdfast.model import Epoch, Tag, Timeline
+from holdfast.ports import ObjectStore
 from holdfast.storage.log.compaction import Compactor, Wishes
-from holdfast.storage.log.log import LogWriter, create_log
+from holdfast.storage.log.log import LogReader, LogWriter, create_log
 from holdfast.storage.log.voids import TakeBack
 from holdfast.storage.objects import LocalObjects
 
@@ -68,3 +70,15 @@ class Logged:
 
 def rows(*numbers: int) -> pa.Table:
     return pa.Table.from_pylist([{"n": number, "word": f"w{number}"} for number in numbers], schema=SCHEMA)
+
+
+def rows_in(log: ObjectStore | Path | str, partition: int | None = None) -> list[dict[str, Any]]:
+    """Return the rows that a log has, partition by partition, or those of one partition; without what is void."""
+    reader = LogReader(LocalObjects(log) if isinstance(log, Path | str) else log)
+    found: list[dict[str, Any]] = []
+    for number in range(reader.meta.partitions) if partition is None else (partition,):
+        batch, offset = reader.read(number, 0, 1 << 20)
+        while batch is not None:
+            found += batch.to_pylist()
+            batch, offset = reader.read(number, offset, 1 << 20)
+    return found

@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from logged import rows_in
 
 from holdfast.errors import ConfigError, Damaged, HoldfastError
 from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
@@ -49,14 +50,7 @@ def from_stdin(text: str, *arguments: object) -> int:
 
 
 def numbers(folder: Path) -> list[int]:
-    reader = LogReader(LocalObjects(folder))
-    found: list[int] = []
-    for partition in range(reader.meta.partitions):
-        batch, offset = reader.read(partition, 0, 1 << 30)
-        while batch is not None:
-            found += batch.column("n").to_pylist()
-            batch, offset = reader.read(partition, offset, 1 << 30)
-    return sorted(found)
+    return sorted(row["n"] for row in rows_in(folder))
 
 
 @pytest.fixture

@@ -9,12 +9,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from logged import rows_in
 
 import holdfast as hf
 from holdfast.runtime.config.settings import resolve
 from holdfast.runtime.execution.prepare import prepare
 from holdfast.runtime.testing.cluster import Cluster
-from holdfast.storage.log.log import LogReader, LogWriter, create_log
+from holdfast.storage.log.log import LogWriter, create_log
 from holdfast.storage.objects import LocalObjects
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -53,14 +54,7 @@ class Job:
     def rows(self) -> list[dict[str, Any]]:
         self.cluster.pass_time(3)
         assert self.cluster.driver.outcome is None, self.cluster.driver.outcome
-        reader, found = LogReader(LocalObjects(self.out)), list[dict[str, Any]]()
-        for partition, end in reader.end_offsets().items():
-            at = 0
-            while at < end:
-                batch, at = reader.read(partition, at, 1 << 20)
-                assert batch is not None
-                found += batch.to_pylist()
-        return sorted(found, key=lambda row: row["n"])
+        return sorted(rows_in(self.out), key=lambda row: row["n"])
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from kafka_server import ANSWER_WITHIN_S, KafkaServer
+from logged import rows_in
 from patience import wait
 
 from holdfast.runtime.cli.main import main
@@ -20,8 +21,6 @@ from holdfast.runtime.cli.start.jobfile import load
 from holdfast.runtime.config.settings import CONTINUOUS, MODES, resolve
 from holdfast.runtime.execution.prepare import Prepared, prepare
 from holdfast.runtime.testing.cluster import Cluster
-from holdfast.storage.log.log import LogReader
-from holdfast.storage.objects import LocalObjects
 
 pytestmark = [pytest.mark.kafka, pytest.mark.thorough]
 JOB = """
@@ -88,15 +87,7 @@ class Site:
         assert cluster.driver.outcome == ("stopped", None)
 
     def rows(self, name: str = "words") -> list[str]:
-        reader, found = LogReader(LocalObjects(self.folder / f"{name}-out")), list[str]()
-        for partition, end in reader.end_offsets().items():
-            offset = 0
-            while offset < end:
-                batch, offset = reader.read(partition, offset, 1 << 20)
-                if batch is None:
-                    break  # the following rows are void
-                found += [value.decode() for value in batch.column("value").to_pylist()]
-        return sorted(found)
+        return sorted(row["value"].decode() for row in rows_in(self.folder / f"{name}-out"))
 
 
 def pass_until(cluster: Cluster, met: Callable[[], bool]) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import cluster_steps
 import pyarrow as pa
 import pytest
+from logged import rows_in
 
 import holdfast as hf
 from holdfast.model import Epoch, Tag, Writer
@@ -28,7 +29,7 @@ from holdfast.sinks.log_uploads import UPLOADED
 from holdfast.sinks.owners import Claim
 from holdfast.storage.log.commits import Commits
 from holdfast.storage.log.format import Commit
-from holdfast.storage.log.log import LogReader, LogWriter, create_log, read_meta
+from holdfast.storage.log.log import LogWriter, create_log, read_meta
 from holdfast.storage.objects import LocalObjects, MemoryObjects
 from holdfast.traits import SinkTraits
 
@@ -148,15 +149,7 @@ class Job:
         return {commit.tag.writer.rpartition("/")[2] for commit in self.commits(log) if commit.tag is not None}
 
     def copied(self) -> Counter[tuple[int, str]]:
-        reader, found = LogReader(LocalObjects(self.folder / COPY)), Counter[tuple[int, str]]()
-        for partition, end in reader.end_offsets().items():
-            offset = 0
-            while offset < end:
-                batch, offset = reader.read(partition, offset, 1 << 30)
-                if batch is None:
-                    break
-                found.update((row["n"], row["word"]) for row in batch.to_pylist())
-        return found
+        return Counter((row["n"], row["word"]) for row in rows_in(self.folder / COPY))
 
     def check(self) -> None:
         assert self.copied() == Counter(self.said)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from logged import rows_in
 
 import holdfast as hf
 from holdfast.checkpoint import joblog
@@ -33,7 +34,7 @@ from holdfast.runtime.rows.schema import schema_of
 from holdfast.runtime.testing.cluster import Cluster
 from holdfast.sinks.memory import MemorySink
 from holdfast.sinks.owners import Claim, Held, Holding
-from holdfast.storage.log.log import LogReader, LogWriter, create_log
+from holdfast.storage.log.log import LogWriter, create_log
 from holdfast.storage.objects import LocalObjects, MemoryObjects, open_objects
 
 
@@ -115,16 +116,7 @@ class Site:
 
     def numbers(self) -> list[int]:
         if self.kind == "log":
-            reader = LogReader(LocalObjects(self.folder / "copy"))
-            found: list[int] = []
-            for partition, end in reader.end_offsets().items():
-                offset = 0
-                while offset < end:
-                    batch, offset = reader.read(partition, offset, 1 << 30)
-                    if batch is None:
-                        break  # the following rows are void
-                    found += batch.column("n").to_pylist()
-            return sorted(found)
+            return sorted(row["n"] for row in rows_in(self.folder / "copy"))
         with closing(sqlite3.connect(self.folder / "out.db")) as db:
             return [n for (n,) in db.execute("SELECT n FROM copy ORDER BY n")]
 

@@ -18,6 +18,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pytest
+from logged import rows_in
 
 import holdfast as hf
 from holdfast.model import Tag, Writer
@@ -29,7 +30,7 @@ from holdfast.runtime.testing.cluster import Cluster
 from holdfast.sinks.contract import AlreadyDelivered, Outcome, Sink, Target
 from holdfast.sinks.log import LogSink, LogTarget
 from holdfast.sinks.owners import Claim
-from holdfast.storage.log.log import LogReader, LogWriter, create_log
+from holdfast.storage.log.log import LogWriter, create_log
 from holdfast.storage.objects import LocalObjects, MemoryObjects
 from holdfast.traits import SinkTraits
 
@@ -189,15 +190,7 @@ class Job:
         return Counter((record["n"], record["word"]) for record in records)
 
     def rows(self, name: str) -> list[dict[str, Any]]:
-        reader = LogReader(LocalObjects(self.folder / name))
-        found: list[dict[str, Any]] = []
-        for partition, end in reader.end_offsets().items():
-            offset = 0
-            while offset < end:
-                batch, offset = reader.read(partition, offset, 1 << 30)
-                assert batch is not None
-                found += batch.to_pylist()
-        return found
+        return rows_in(self.folder / name)
 
     def ask(self, sql: str) -> list[tuple[Any, ...]]:
         with closing(sqlite3.connect(self.folder / "out.db")) as db, db:

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from logged import rows_in
 
 import holdfast as hf
 from holdfast.errors import Unavailable
@@ -61,14 +62,7 @@ def by_hand(times_us: list[int | None]) -> pa.Table:
 
 
 def rows(store: ObjectStore) -> list[dict[str, Any]]:
-    reader, found = LogReader(store), list[dict[str, Any]]()
-    for partition, end in reader.end_offsets().items():
-        offset = 0
-        while offset < end:
-            batch, offset = reader.read(partition, offset, 1 << 20)
-            assert batch is not None
-            found += batch.to_pylist()
-    return found
+    return rows_in(store)
 
 
 def keys(store: ObjectStore) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from logged import rows_in
 
 import holdfast as hf
 from holdfast.checkpoint import joblog
@@ -87,15 +88,7 @@ class Job:
         return {at.partition: at.offset for at in manifest.positions}
 
     def rows(self) -> Sequence[int]:
-        found: list[int] = []
-        reader = LogReader(LocalObjects(self.folder / "out"))
-        for partition, end in reader.end_offsets().items():
-            offset = 0
-            while offset < end:
-                batch, offset = reader.read(partition, offset, 1 << 20)
-                assert batch is not None
-                found += batch.column(0).to_pylist()
-        return sorted(found)
+        return sorted(next(iter(row.values())) for row in rows_in(self.folder / "out"))
 
 
 @pytest.fixture

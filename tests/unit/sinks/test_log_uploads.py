@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pytest
+from logged import rows_in
 
 from holdfast.errors import AlreadyExists, Fenced, Unavailable
 from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
@@ -90,15 +91,7 @@ def output(
 
 
 def visible(store: MemoryObjects) -> list[int]:
-    reader, found = LogReader(store), list[int]()
-    for partition, end in reader.end_offsets().items():
-        offset = 0
-        while offset < end:
-            batch, offset = reader.read(partition, offset, 1 << 30)
-            if batch is None:
-                break
-            found += batch.column("n").to_pylist()
-    return found
+    return [row["n"] for row in rows_in(store)]
 
 
 class TestACommit:
@@ -157,14 +150,12 @@ class TestACommit:
             [pa.array([7, 7]), pa.array([70, 71]), pa.array([0, 0], pa.int8())], names=part.schema.names
         )
         target_of(store).deliver_uploaded(output(1, [part, again.slice(0, 1), again.slice(1, 1)], [named, None, None]))
-        reader, found = LogReader(store), list[tuple[bool, int, int | None]]()
-        for partition, end in reader.end_offsets().items():
-            offset = 0
-            while offset < end:
-                batch, offset = reader.read(partition, offset, 1 << 30)
-                assert batch is not None
-                found += [tuple(row.values()) for row in batch.to_pylist()]
-        assert sorted(found) == [(False, 1, 10), (False, 2, 20), (False, 7, 71), (True, 3, None)]
+        assert sorted(tuple(row.values()) for row in rows_in(store)) == [
+            (False, 1, 10),
+            (False, 2, 20),
+            (False, 7, 71),
+            (True, 3, None),
+        ]
 
 
 class TestAnUpload:

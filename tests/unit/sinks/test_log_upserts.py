@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from logged import rows_in
 
 from holdfast.errors import ConfigError, Unavailable
 from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
@@ -59,13 +60,7 @@ def table(store: LocalObjects | MemoryObjects) -> dict[tuple[str, int], int]:
 
 
 def records(path: Path) -> list[tuple[Any, ...]]:
-    reader, found = LogReader(LocalObjects(path / "log")), []
-    for partition in range(reader.meta.partitions):
-        batch, offset = reader.read(partition, 0, 1 << 30)
-        while batch is not None:
-            found += [tuple(row.values()) for row in batch.to_pylist()]
-            batch, offset = reader.read(partition, offset, 1 << 30)
-    return found
+    return [tuple(row.values()) for row in rows_in(path / "log")]
 
 
 class TestPlanning:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 import pyarrow as pa
 import pytest
+from logged import rows_in
 
 import holdfast as hf
 from holdfast.errors import ConfigError, Unavailable
@@ -25,7 +26,7 @@ from holdfast.runtime.job.redrive import Redrive
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.rows.dead_letters import DEAD_LETTERS, decode_row, encode_row
 from holdfast.runtime.testing.cluster import Cluster
-from holdfast.storage.log.log import BEFORE_FIRST, LogReader, LogWriter, create_log
+from holdfast.storage.log.log import BEFORE_FIRST, LogWriter, create_log
 from holdfast.storage.objects import LocalObjects
 
 if TYPE_CHECKING:
@@ -88,15 +89,7 @@ class Job:
             member.loop.close()
 
     def rows(self, name: str) -> list[dict[str, Any]]:
-        reader = LogReader(LocalObjects(self.folder / name))
-        found: list[dict[str, Any]] = []
-        for partition, end in reader.end_offsets().items():
-            at = 0
-            while at < end:
-                batch, at = reader.read(partition, at, 1 << 30)
-                assert batch is not None
-                found += batch.to_pylist()
-        return found
+        return rows_in(self.folder / name)
 
     def lines(self) -> Counter[Row]:
         return Counter((row["number"], row["text"]) for row in self.rows("lines"))
@@ -301,14 +294,7 @@ class Letters:
         return Redrive("lines", self.dlq, target or self.lines, self.lines)
 
     def appended(self) -> Counter[int]:
-        reader, found = LogReader(self.lines), Counter[int]()
-        for partition, end in reader.end_offsets().items():
-            at = 0
-            while at < end:
-                batch, at = reader.read(partition, at, 1 << 30)
-                assert batch is not None
-                found.update(batch.column("number").to_pylist())
-        return found
+        return Counter(row["number"] for row in rows_in(self.lines))
 
 
 EACH_ONCE = Counter([0, 1, 2, 100, 101, 102])
