@@ -26,8 +26,8 @@ TESTS: Mapping[str, str] = {
     "g": OUTAGE.format("sink", "delivers_once_if_the_answer_is_lost"),
     "h": KIT.format("sink", "moves_the_tag_for_an_empty_epoch"),
     "i": KIT.format("sink", "takes_output_back"),
-    "j": UNIT + "test_kafka_sink_job.py::TestJob::test_a_rewind_leaves_records_and_fences_the_old_timeline",
-    "k": UNIT + "test_redis_job.py::TestJob::test_a_rewind_that_is_accepted_leaves_rows_and_ends_with_exact_results",
+    "j": UNIT + "test_sink_jobs.py::TestRewind::test_ends_with_exact_results_or_has_to_be_accepted[kafka]",
+    "k": UNIT + "test_sink_jobs.py::TestRewind::test_ends_with_exact_results_or_has_to_be_accepted[redis]",
     "l": OUTAGE.format("sink", "waits_while_its_server_is_away"),
     "m": "tests/contract/test_outages.py::TestMinute::test_every_sink_waits_for_a_minute",
     "n": OUTAGE.format("sink", "keeps_what_was_delivered_over_a_restart"),
@@ -81,8 +81,7 @@ TESTS: Mapping[str, str] = {
     "aq": UNIT + "spark/test_frames.py::TestFrameSource::test_a_machine_that_lacks_the_folder_is_named",
     "aw": UNIT + "test_http_job.py::TestJob::test_rows_are_exact_by_key_though_workers_crash_and_replies_are_lost",
     "ax": "tests/unit/sinks/test_http_sink.py::TestDelivery::test_a_crash_before_the_tag_sends_the_same_requests_again",
-    "ay": UNIT
-    + "test_http_job.py::TestJob::test_a_rewind_that_is_accepted_leaves_rows_which_come_again_with_other_keys",
+    "ay": UNIT + "test_sink_jobs.py::TestRewind::test_ends_with_exact_results_or_has_to_be_accepted[http]",
     "az": UNIT
     + "test_kafka_topics_job.py::TestJob::test_counts_every_record_once_through_crashes_and_topics_that_appear",
 }

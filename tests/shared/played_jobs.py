@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import cluster_steps
@@ -116,6 +117,40 @@ class PlayedJob:
         self.crash()
         self.cluster.pass_time(2)
         assert self.cluster.driver.outcome is None, "the job waits"
+
+
+class RandomJob(PlayedJob):
+    """A job that reads a log, and fails wherever it is at random moments."""
+
+    random: Random
+    input: LogWriter
+    steps_max = 60
+
+    def create_input(self, folder: Path, schema: pa.Schema, partitions: int = 4) -> None:
+        """Create the log that the job reads."""
+        create_log(LocalObjects(folder / "input"), schema, partitions)
+        self.input = LogWriter(LocalObjects(folder / "input"))
+
+    def some_steps(self) -> None:
+        """Stop at any place between two epochs."""
+        for _ in range(self.random.randrange(self.steps_max)):
+            self.cluster.step()
+
+    def crash(self) -> None:
+        """Kill a worker, wherever it is."""
+        self.some_steps()
+        if self.cluster.members:
+            self.cluster.crash(self.random.choice(sorted(self.cluster.members)))
+
+    def start_again(self, parallelism: int) -> None:
+        """Kill the driver, wherever it is, and start with another parallelism."""
+        self.some_steps()
+        super().start_again(parallelism)
+
+    def finish(self) -> None:
+        """Seal the input, and let the job finish."""
+        self.input.seal()
+        cluster_steps.finish(self.cluster)
 
 
 class WordsJob(PlayedJob):

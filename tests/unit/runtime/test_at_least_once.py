@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from played_jobs import RandomJob
 
 import holdfast as hf
 from holdfast.checkpoint.manifest import Confirmed, Manifest
@@ -25,7 +26,7 @@ from holdfast.runtime.testing.cluster import Cluster
 from holdfast.runtime.worker import immediate
 from holdfast.sinks.immediate import ImmediateTarget, Origin, Owner
 from holdfast.sinks.memory_repeating import RepeatingTable
-from holdfast.storage.log.log import LogWriter, create_log
+from holdfast.storage.log.log import create_log
 from holdfast.storage.objects import LocalObjects, MemoryObjects
 from holdfast.testing import TestDriver
 
@@ -79,13 +80,14 @@ def app_of(folder: Path) -> hf.App:
     return app
 
 
-class Job:
+class Job(RandomJob):
     """The job, its input and what came out."""
+
+    steps_max = 40
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.random, self.said = random.Random(seed), list[Said]()
-        create_log(LocalObjects(folder / "input"), schema_of(Said), PARTITIONS)
-        self._input = LogWriter(LocalObjects(folder / "input"))
+        self.create_input(folder, schema_of(Said), PARTITIONS)
         plan = app_of(folder).plan()
         self.tables = {spec.name: Hostile(self.random) for spec in plan.sinks}
         sinks = tuple(replace(spec, sink=self.tables[spec.name]) for spec in plan.sinks)
@@ -101,19 +103,7 @@ class Job:
         place = self.random.randrange(PARTITIONS)
         rows = [Said(f"w{place}", len(self.said) + i) for i in range(count)]
         self.said += rows
-        self._input.append({place: pa.Table.from_pylist([vars(row) for row in rows], schema=schema_of(Said))})
-
-    def crash_in_the_middle(self) -> None:
-        for _ in range(self.random.randrange(40)):
-            self.cluster.step()
-        if self.cluster.members:
-            self.cluster.crash(self.random.choice(list(self.cluster.members)))
-
-    def end(self) -> None:
-        self._input.seal()
-        while self.cluster.driver.outcome is None:
-            self.cluster.pass_time(0.25)
-        assert self.cluster.driver.outcome[0] == "finished"
+        self.input.append({place: pa.Table.from_pylist([vars(row) for row in rows], schema=schema_of(Said))})
 
     def per_word(self, sink: str, column: str) -> dict[str, list[int]]:
         found: dict[str, list[int]] = {}
@@ -147,7 +137,7 @@ class TestAnyFailure:
             job.say(job.random.randrange(1, 20))
             match job.random.randrange(6):
                 case 0:
-                    job.crash_in_the_middle()
+                    job.crash()
                 case 1:
                     job.cluster.replace_driver()
                 case 2:
@@ -155,7 +145,7 @@ class TestAnyFailure:
                 case _:
                     for _ in range(job.random.randrange(30)):
                         job.cluster.step()
-        job.end()
+        job.finish()
         expected, copied, counted = job.expected(), job.per_word("copy", "n"), job.per_word("counts", "rows")
         assert copied.keys() == expected.keys() == counted.keys()
         for word, given in expected.items():
@@ -168,7 +158,7 @@ class TestAnyFailure:
         for _ in range(5):
             job.say(10)
             job.cluster.pass_time(0.5)
-        job.end()
+        job.finish()
         assert job.per_word("copy", "n") == job.expected()
 
     def test_rows_behind_a_shuffle_are_visible_before_their_epoch_is_committed(self, tmp_path: Path) -> None:
@@ -190,7 +180,7 @@ class TestAnyFailure:
         job.cluster.pass_time(20.0)
         assert job.cluster.driver.state.job.base_epoch < job.cluster.driver.state.job.first_epoch
         job.random.random = lambda: 1.0  # type: ignore[method-assign]
-        job.end()
+        job.finish()
         assert {word: set(found) for word, found in job.per_word("copy", "n").items()} == {
             word: set(given) for word, given in job.expected().items()
         }

@@ -16,6 +16,7 @@ import cluster_steps
 import polars as pl
 import pyarrow as pa
 import pytest
+from played_jobs import RandomJob
 
 import holdfast as hf
 from holdfast.runtime.config.settings import CONTINUOUS, MICROBATCH
@@ -25,7 +26,7 @@ from holdfast.runtime.rows.schema import schema_of
 from holdfast.runtime.testing.cluster import Cluster
 from holdfast.storage.log.compaction import Compactor, Wishes
 from holdfast.storage.log.format import sequence_of
-from holdfast.storage.log.log import LogReader, LogWriter, create_log
+from holdfast.storage.log.log import LogReader
 from holdfast.storage.log.table import read_table
 from holdfast.storage.objects import LocalObjects, MemoryObjects
 
@@ -41,13 +42,12 @@ class Sale:
     at: datetime
 
 
-class Job:
+class Job(RandomJob):
     """Totals and windows of sales, each whole and filtered, in four logs."""
 
     def __init__(self, folder: Path, mode: str, seed: int = 0) -> None:
         self.random, self.folder, self.sold = random.Random(seed), folder, list[Sale]()
-        create_log(LocalObjects(folder / "input"), schema_of(Sale))
-        self._input = LogWriter(LocalObjects(folder / "input"))
+        self.create_input(folder, schema_of(Sale))
         app = hf.App("sales", checkpoint_every="1s")
         sales = app.source("sales", hf.Log(folder / "input", Sale), event_time="at", out_of_orderness="5s")
         totals = sales.key_by("shop").agg("totals", rows=hf.count(), total=hf.sum("n"))
@@ -74,30 +74,16 @@ class Job:
             at = START + timedelta(seconds=n / 4 - self.random.choice((0, 0, 3, 60)))
             self.sold.append(Sale(self.random.choice(SHOPS), self.random.randrange(12), at))
         rows = [vars(each) for each in self.sold[before:]]
-        self._input.append({self.random.randrange(4): pa.Table.from_pylist(rows, schema=schema_of(Sale))})
+        self.input.append({self.random.randrange(4): pa.Table.from_pylist(rows, schema=schema_of(Sale))})
 
     def run(self, *counts: int) -> None:
         for count in counts:
             self.sell(count)
             self.cluster.pass_time(2.0)
 
-    def crash(self) -> None:
-        """Kill a worker, wherever it is."""
-        for _ in range(self.random.randrange(60)):
-            self.cluster.step()
-        if self.cluster.members:
-            self.cluster.crash(self.random.choice(sorted(self.cluster.members)))
-
-    def start_again(self, parallelism: int) -> None:
-        """Kill the driver, and start with another parallelism."""
-        for _ in range(self.random.randrange(60)):
-            self.cluster.step()
-        cluster_steps.rescale(self.cluster, parallelism, self.plan.key_groups)
-        self.cluster.replace_driver()
-
-    def rewind(self, back: int) -> None:
+    def go_back(self, back: int) -> None:
         """Go back by so many checkpoints."""
-        cluster_steps.rewind(self.cluster, cluster_steps.epoch_before(self.cluster, back))
+        self.rewind(cluster_steps.epoch_before(self.cluster, back))
 
     def compact(self, log: str) -> None:
         wishes = Wishes(0, self.random.choice((0, 10**15)))
@@ -109,10 +95,6 @@ class Job:
         assert self.cluster.driver.outcome is None
         self.cluster.driver.close_epoch()
         self.cluster.pass_time(5.0)
-
-    def finish(self) -> None:
-        self._input.seal()
-        cluster_steps.finish(self.cluster)
 
     def table(self, log: str) -> set[tuple[Any, ...]]:
         rows = hf.log(self.folder / log, as_table=True).collect().rows()
@@ -180,7 +162,7 @@ class TestTables:
         rng = random.Random(seed)
         job.run(30)
         for turn in range(10):
-            rewind, compact = (lambda: job.rewind(rng.randrange(2))), (lambda: job.compact(rng.choice(LOGS)))
+            rewind, compact = (lambda: job.go_back(rng.randrange(2))), (lambda: job.compact(rng.choice(LOGS)))
             rng.choice(
                 (
                     lambda: job.run(rng.randrange(1, 60)),
@@ -205,7 +187,7 @@ class TestRewind:
         job.settle()
         assert all(job.table(log) != before[log] for log in ("totals", "windows"))
         back = [each.body.epoch for each in job.cluster.driver.state.job.completed][::-1].index(base)
-        job.rewind(back)
+        job.go_back(back)
         job.finish()
         assert {log: self.repaired(tmp_path / log) for log in LOGS} == before
         job.check()

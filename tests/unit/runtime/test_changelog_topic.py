@@ -24,6 +24,7 @@ import pyarrow as pa
 import pytest
 from kafka_changelogs import InMemory
 from kafka_fake import CommitFault
+from played_jobs import RandomJob
 
 import holdfast as hf
 from holdfast.checkpoint.catalogue import Retention
@@ -53,7 +54,7 @@ from holdfast.sinks.log_changelog import LogChangelog, OpenLogChangelog, TopicSi
 from holdfast.sinks.owners import Claim
 from holdfast.state.keys.keygroups import range_of
 from holdfast.storage.kafka.place import KafkaPlace
-from holdfast.storage.log.log import LogReader, LogWriter, create_log
+from holdfast.storage.log.log import LogReader
 from holdfast.storage.objects import LocalObjects, MemoryObjects
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
@@ -135,7 +136,7 @@ def refused_while(switch: Switch) -> Callable[[], None]:
     return refuse
 
 
-class Job:
+class Job(RandomJob):
     """Totals, windows and first sales, each in a log, with the changelog in another one, or in Kafka."""
 
     def __init__(
@@ -155,8 +156,7 @@ class Job:
         """How the test reads the changelog, if not as the job does: past a proxy."""
         self.kind, self.brokers, self.kafka = kind, brokers or InMemory(), kafka
         self.random, self.folder, self.sold = random.Random(seed), folder, list[Sale]()
-        create_log(LocalObjects(folder / "input"), schema_of(Sale))
-        self._input = LogWriter(LocalObjects(folder / "input"))
+        self.create_input(folder, schema_of(Sale))
         plan = self.app().plan()
         place = self.refusing(Switch())
         assert plan.changelog.place == place.place
@@ -240,7 +240,7 @@ class Job:
             at = START + timedelta(seconds=n / 2 - self.random.choice((0, 0, 3)))
             self.sold.append(Sale(self.random.choice(SHOPS), self.random.randrange(12), at))
         rows = [vars(each) for each in self.sold[before:]]
-        self._input.append({self.random.randrange(4): pa.Table.from_pylist(rows, schema=schema_of(Sale))})
+        self.input.append({self.random.randrange(4): pa.Table.from_pylist(rows, schema=schema_of(Sale))})
 
     def run(self, *counts: int) -> None:
         for count in counts:
@@ -314,18 +314,8 @@ class Job:
             floor = found.floor
             assert floor <= log.retained[0].body.epoch, "a compaction beyond a retained checkpoint"
 
-    def crash(self) -> None:
-        self.some_steps()
-        if self.cluster.members:
-            self.cluster.crash(self.random.choice(sorted(self.cluster.members)))
-
-    def start_again(self, parallelism: int) -> None:
-        self.some_steps()
-        cluster_steps.rescale(self.cluster, parallelism, self.plan.key_groups)
-        self.cluster.replace_driver()
-
-    def rewind(self, back: int) -> None:
-        cluster_steps.rewind(self.cluster, cluster_steps.epoch_before(self.cluster, back))
+    def go_back(self, back: int) -> None:
+        self.rewind(cluster_steps.epoch_before(self.cluster, back))
 
     def refuse(self, count: int) -> None:
         """Complete some epochs that the topic does not take yet, then lose all workers."""
@@ -335,11 +325,6 @@ class Job:
         self.cluster.replace_driver()
         self.run(self.random.randrange(1, 30))
         self.topic.on = False
-
-    def finish(self) -> None:
-        self.topic.on = False
-        self._input.seal()
-        cluster_steps.finish(self.cluster)
 
     def table(self, log: str) -> set[tuple[Any, ...]]:
         rows = hf.log(self.folder / log, as_table=True).collect().rows()
@@ -461,14 +446,14 @@ class TestTheTopicAlone:
         job.run(50, 50, 50)
         job.settle()
         job.forget_segments()
-        job.rewind(4)
+        job.go_back(4)
         job.run(30)
         job.settle()
         job.forget_segments()
         job.start_again(2)
         job.run(10)
         job.forget_segments()
-        job.rewind(2)
+        job.go_back(2)
         job.finish()
         job.check()
 
@@ -482,7 +467,7 @@ class TestTheTopicAlone:
         log = job.brokers.fake.logs[0]
         whole = len(log)
         del log[-4:]
-        job.rewind(4)
+        job.go_back(4)
         job.run(30)
         job.settle()
         assert job.cluster.driver.outcome is None and len(log) > whole
@@ -539,7 +524,7 @@ def compacted(job: Job) -> None:
     job.forget_segments()
     job.start_again(3)
     job.run(30)
-    job.rewind(2)
+    job.go_back(2)
     job.run(30)
     job.settle()
     job.forget_segments()
@@ -557,7 +542,7 @@ def survive(job: Job, seed: int, turns: int = 7) -> None:
                 lambda: job.run(rng.randrange(1, 60)),
                 job.crash,
                 lambda: job.start_again(rng.choice((1, 2, 3))),
-                lambda: job.rewind(rng.randrange(3)),
+                lambda: job.go_back(rng.randrange(3)),
                 lambda: job.refuse(rng.randrange(1, 4)),
             )
         )()

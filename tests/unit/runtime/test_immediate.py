@@ -13,6 +13,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pytest
+from played_jobs import RandomJob
 
 import holdfast as hf
 from holdfast.errors import Fenced
@@ -84,15 +85,16 @@ class HostileTarget:
             raise hf.Unavailable(f"the {what} was lost", next_step="try again")
 
 
-class Job:
+class Job(RandomJob):
     """The job, its input and what came out."""
+
+    steps_max = 40
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.random, self.folder = random.Random(seed), folder
         self.seen: list[Seen] = []
         self.zombies: list[Callable[[], object]] = []
-        create_log(LocalObjects(folder / "input"), schema_of(Seen), PARTITIONS)
-        self._input = LogWriter(LocalObjects(folder / "input"))
+        self.create_input(folder, schema_of(Seen), PARTITIONS)
         plan = app_of(folder).plan()
         for spec in plan.sinks:
             spec.sink.prepare(spec.schema, spec.upsert_key)
@@ -107,24 +109,12 @@ class Job:
         place = self.random.randrange(PARTITIONS)
         rows = [Seen(place, self.random.choice("abc"), len(self.seen) + i) for i in range(count)]
         self.seen += rows
-        self._input.append({place: pa.Table.from_pylist([vars(row) for row in rows], schema=schema_of(Seen))})
-
-    def crash_in_the_middle(self) -> None:
-        for _ in range(self.random.randrange(40)):
-            self.cluster.step()
-        if self.cluster.members:
-            self.cluster.crash(self.random.choice(list(self.cluster.members)))
+        self.input.append({place: pa.Table.from_pylist([vars(row) for row in rows], schema=schema_of(Seen))})
 
     def let_a_zombie_write(self) -> None:
         if self.zombies:
             with suppress(Fenced):
                 self.random.choice(self.zombies)()
-
-    def end(self) -> None:
-        self._input.seal()
-        while self.cluster.driver.outcome is None:
-            self.cluster.pass_time(0.25)
-        assert self.cluster.driver.outcome[0] == "finished"
 
     def rows(self) -> list[tuple[Any, ...]]:
         with closing(sqlite3.connect(self.folder / "out.db")) as db:
@@ -151,7 +141,7 @@ class TestAnyFailure:
             job.see(job.random.randrange(1, 20))
             match job.random.randrange(6):
                 case 0:
-                    job.crash_in_the_middle()
+                    job.crash()
                 case 1:
                     job.cluster.replace_driver()
                 case 2:
@@ -161,7 +151,7 @@ class TestAnyFailure:
                 case _:
                     for _ in range(job.random.randrange(30)):
                         job.cluster.step()
-        job.end()
+        job.finish()
         assert job.rows() == job.expected()
         before = job.rows()
         for zombie in job.zombies:
@@ -190,7 +180,7 @@ class TestAnyFailure:
         errors = [hosted.progress.sink_errors for hosted in job.cluster.driver.state.workers.values()]
         assert {"last": "the request was lost"} in errors
         job.random.random = lambda: 1.0  # type: ignore[method-assign]
-        job.end()
+        job.finish()
         assert job.rows() == job.expected()
 
     def test_sources_stop_when_the_backlog_is_full(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +195,7 @@ class TestAnyFailure:
         assert sum(hosted.progress.records_in for hosted in workers) <= 2 * 10
         assert "delivery" in {held for hosted in workers for held in hosted.progress.held_by}
         job.random.random = lambda: 1.0  # type: ignore[method-assign]
-        job.end()
+        job.finish()
         assert job.rows() == job.expected()
 
 

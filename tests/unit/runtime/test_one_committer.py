@@ -16,6 +16,7 @@ import cluster_steps
 import pyarrow as pa
 import pytest
 from logged import rows_in
+from played_jobs import RandomJob
 
 import holdfast as hf
 from holdfast.model import Epoch, Tag, Writer
@@ -29,7 +30,7 @@ from holdfast.sinks.log_uploads import UPLOADED
 from holdfast.sinks.owners import Claim
 from holdfast.storage.log.commits import Commits
 from holdfast.storage.log.format import Commit
-from holdfast.storage.log.log import LogWriter, create_log, read_meta
+from holdfast.storage.log.log import read_meta
 from holdfast.storage.objects import LocalObjects, MemoryObjects
 from holdfast.traits import SinkTraits
 
@@ -77,13 +78,12 @@ def with_logs(plan: Plan, kind: type[LogSink]) -> Plan:
     return replace(plan, sinks=tuple(sinks))
 
 
-class Job:
+class Job(RandomJob):
     """Copies rows, and counts them by word."""
 
     def __init__(self, folder: Path, mode: str = CONTINUOUS, seed: int = 0, *, earlier: bool = False) -> None:
         self.random, self.folder, self.said = random.Random(seed), folder, list[tuple[int, str]]()
-        create_log(LocalObjects(folder / "input"), schema_of(Said), 6)
-        self._input = LogWriter(LocalObjects(folder / "input"))
+        self.create_input(folder, schema_of(Said), 6)
         app = hf.App("words", checkpoint_every="1s")
         rows = app.source("rows", hf.Log(folder / "input", Said))
         rows.sink(COPY, hf.Log(folder / COPY, partitions=2))
@@ -101,34 +101,18 @@ class Job:
             rows = [(self.random.randrange(100), f"w{self.random.randrange(9)}") for _ in range(count)]
             self.said += rows
             table = pa.Table.from_pylist([{"n": n, "word": word} for n, word in rows], schema=schema_of(Said))
-            self._input.append({partition: table})
+            self.input.append({partition: table})
 
     def run(self, *counts: int) -> None:
         for count in counts:
             self.say(count)
             self.cluster.pass_time(2.0)
 
-    def some_steps(self) -> None:
-        for _ in range(self.random.randrange(60)):
-            self.cluster.step()
-
-    def crash(self) -> None:
-        self.some_steps()
-        if self.cluster.members:
-            self.cluster.crash(self.random.choice(sorted(self.cluster.members)))
-
     def start_again(self, parallelism: int = 3, *, earlier: bool = False) -> None:
         """Kill the driver, and start this version or an earlier one."""
         self.some_steps()
         cluster_steps.rescale(self.cluster, parallelism, self.plan.key_groups)
         self.cluster.replace_driver(with_logs(self.plan, EarlierLog) if earlier else self.plan)
-
-    def rewind(self, base: int) -> None:
-        cluster_steps.rewind(self.cluster, base)
-
-    def finish(self) -> None:
-        self._input.seal()
-        cluster_steps.finish(self.cluster)
 
     def read(self) -> int:
         """Return how many rows the sources have read."""

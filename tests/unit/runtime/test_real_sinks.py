@@ -19,6 +19,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from logged import rows_in
+from played_jobs import RandomJob
 
 import holdfast as hf
 from holdfast.model import Tag, Writer
@@ -115,15 +116,14 @@ class HostileTarget:
         return outcome
 
 
-class Job:
+class Job(RandomJob):
     """The job, its input and what came out."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.random, self.folder, self.said = random.Random(seed), folder, list[tuple[int, str]]()
         self.zombies: list[Callable[[], Outcome]] = []
         self.fenced = 0
-        create_log(LocalObjects(folder / "input"), schema_of(Said))
-        self._input = LogWriter(LocalObjects(folder / "input"))
+        self.create_input(folder, schema_of(Said))
         app = hf.App("words", checkpoint_every="1s", dlq=hf.Log(folder / "dead"))
         rows = app.source("rows", hf.Log(folder / "input", Said))
         rows.filter(no_nine, on_error="dlq").sink("no_nines", hf.Log(folder / "no_nines"))
@@ -147,22 +147,7 @@ class Job:
         rows = [(self.random.randrange(100), self.random.choice(WORDS)) for _ in range(count)]
         self.said += rows
         table = pa.Table.from_pylist([{"n": n, "word": word} for n, word in rows], schema=schema_of(Said))
-        self._input.append({self.random.randrange(4): table})
-
-    def crash_in_the_middle(self) -> None:
-        """Let some things happen, then kill a worker wherever it is."""
-        for _ in range(self.random.randrange(60)):
-            self.cluster.step()
-        if self.cluster.members:
-            self.cluster.crash(self.random.choice(sorted(self.cluster.members)))
-
-    def finish(self) -> None:
-        self._input.seal()
-        for _ in range(2_000):
-            if self.cluster.driver.outcome is not None:
-                break
-            self.cluster.pass_time(0.5)
-        assert self.cluster.driver.outcome is not None and self.cluster.driver.outcome[0] == "finished"
+        self.input.append({self.random.randrange(4): table})
 
     def come_late(self, before_each: Callable[[], None] = lambda: None) -> list[Outcome]:
         """Repeat every delivery so far, in any order."""
@@ -219,7 +204,7 @@ class TestJobWithRealTargets:
         for turn in range(6):
             job.say(job.random.randrange(1, 30))
             job.cluster.pass_time(1.5)
-            job.crash_in_the_middle()
+            job.crash()
             if turn == 3:
                 job.cluster.replace_driver()
             job.come_late()
