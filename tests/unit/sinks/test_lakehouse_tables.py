@@ -40,7 +40,7 @@ from lake_rows import (
 )
 
 from holdfast.errors import ConfigError, Damaged, Fenced, Unavailable
-from holdfast.model import Generation
+from holdfast.model import Generation, Subtask, Writer
 from holdfast.sinks.contract import DELETE, OP, PUT, AlreadyDelivered, Delivered
 from holdfast.sinks.owners import Held
 
@@ -289,3 +289,12 @@ class TestRewind:
         with pytest.raises(Fenced, match="timeline 2"):
             zombie.deliver(tag(2), [batch(BEA)])
         assert added.rows() == [ANN] and added.sink.open(JOB, RIGHT).delivered() == tag(1, 2)
+
+    def test_fences_a_writer_that_it_does_not_know(self, added: Table) -> None:
+        """Such as one of a run with more workers: it has no tag that the rewind could move."""
+        deliver(added, 1, ANN)
+        deliver(added, 2, BEA)
+        added.sink.repair(back(1), SCHEMA, None)
+        with pytest.raises(Fenced, match="timeline 2"):
+            added.sink.open(JOB, Writer("out", Subtask(7))).deliver(tag(3), [batch(CAT)])
+        assert added.rows() == [ANN]
