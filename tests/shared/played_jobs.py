@@ -145,7 +145,8 @@ class RandomJob(PlayedJob):
     def start_again(self, parallelism: int) -> None:
         """Kill the driver, wherever it is, and start with another parallelism."""
         self.some_steps()
-        super().start_again(parallelism)
+        cluster_steps.rescale(self.cluster, parallelism, self.plan.key_groups)
+        self.cluster.replace_driver()
 
     def finish(self) -> None:
         """Seal the input, and let the job finish."""

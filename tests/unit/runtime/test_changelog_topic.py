@@ -326,6 +326,10 @@ class Job(RandomJob):
         self.run(self.random.randrange(1, 30))
         self.topic.on = False
 
+    def finish(self) -> None:
+        self.topic.on = False
+        super().finish()
+
     def table(self, log: str) -> set[tuple[Any, ...]]:
         rows = hf.log(self.folder / log, as_table=True).collect().rows()
         assert len(rows) == len(set(rows))
