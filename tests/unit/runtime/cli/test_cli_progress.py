@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from patience import WALL_S
 
 from holdfast.runtime.cli.start.progress import Progress, Tally, line
 from holdfast.runtime.cli.start.starting import Starting
@@ -356,7 +357,7 @@ class TestStarting:
         starting = Starting(show, 0.001, clock)
         clock.at = 7.0
         starting.step("starting 2 workers")
-        assert again.wait(60)
+        assert again.wait(WALL_S)
         starting.end()
 
     def test_a_run_that_cannot_begin_ends_the_line(self, capsys: pytest.CaptureFixture[str]) -> None:
