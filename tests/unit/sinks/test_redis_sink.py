@@ -19,7 +19,7 @@ from redis_server import PASSWORD, RedisKeys, RedisServer
 import holdfast as hf
 from holdfast.errors import ConfigError, Damaged, Fenced, HoldfastError, NotAdmitted, Unavailable
 from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
-from holdfast.sinks.contract import DELETE, OP, PUT, AlreadyDelivered, Delivered, Fault, FaultPoint
+from holdfast.sinks.contract import DELETE, OP, PUT, AlreadyDelivered, Delivered, EpochOutput, Fault, FaultPoint
 from holdfast.sinks.owners import Claim, Held, Rival
 from holdfast.sinks.redis import client
 from holdfast.sinks.redis.book import SINK, Book, owner_field, sink_value, tag_field, tag_value
@@ -76,6 +76,26 @@ class Lost:
 
     def close(self) -> None:
         self.connection.close()
+
+
+class Hash:
+    """A connection to a server in memory, which keeps the hash and no rows. It compares and sets as the script does."""
+
+    def __init__(self) -> None:
+        self.fields = dict[bytes, bytes]()
+
+    def book(self) -> Book:
+        return Book("Redis x", dict(self.fields))
+
+    def apply(self, change: Change) -> bool:
+        held = {name: self.fields.get(name, b"") for name in change.read}
+        if held != change.read or change.fields not in (None, len(self.fields)):
+            return False
+        self.fields |= change.sets
+        return True
+
+    def close(self) -> None:
+        """There is nothing to release."""
 
 
 def at(point: FaultPoint, act: Callable[[], None]) -> Fault:
@@ -311,6 +331,17 @@ class TestScript:
         redis.allow("~*", "+@all")
         assert guarded.open(JOB, LEFT).deliver(tag(1), rows) == Delivered(3)
         assert keys.rows() == [ANN, CAT]
+
+
+class TestSeveralEpochs:
+    def test_leave_the_tag_of_the_last_so_the_next_delivery_continues_there(self) -> None:
+        """See MergingTarget.deliver_together. Below the tag that the writer knows, a target counts as restored from a
+        backup (P24)."""
+        target = RedisTarget("Redis x", Hash(), lambda rows: [(b"key", b"value")], JOB, LEFT)
+        epochs = [EpochOutput(tag(1), [batch(ANN)]), EpochOutput(tag(2), [batch(BEA)])]
+        assert target.deliver_together(epochs) == Delivered(2)
+        assert target.delivered() == tag(2)
+        assert target.deliver(tag(3), [batch(CAT)], known=tag(2)) == Delivered(1)
 
 
 @pytest.mark.redis
