@@ -142,3 +142,14 @@ def test_a_key_has_the_results_of_its_own_clock_whoever_owns_it(job: str, steps:
     apart, together = (played(plan, steps, record, count) for count in (2, 1))
     assert rows_of(together) == rows_of(apart)
     assert kept(together) == 0
+
+
+def test_a_sliding_window_keeps_its_rows_while_the_clock_of_another_key_is_ahead() -> None:
+    """Expected: (event time - size, event time] of each record (docs/guide/event-time.md, windows)."""
+    app, record = JOBS["sliding windows"]
+    rows = [(key, second) for key in KEYS for second in (8, 12, 17)]
+    steps: Steps = [("rows", 0, rows), ("ahead", 1, 40), ("restore",), ("time", 0, 15)]
+    job = played(app().plan(), steps, record, 1)
+    found = sorted((row["k"], row["window_end"], row["n"]) for row in job.rows["out"])
+    assert found == sorted((key, at(second), n) for key in KEYS for second, n in ((8, 1), (12, 2), (17, 3)))
+    assert kept(job) == 0
