@@ -237,7 +237,8 @@ def run_app(
         sink.follow(bound[name])
     for warning in (*misspelt(os.environ), *(f"{each}." for each in prepared.warnings)):
         advise(f"\nWarning: {warning}\n")
-    ship_by_value(folder, local=settings.local == "true")
+    code = ship_by_value(folder, local=settings.local == "true")
+    prepared = replace(prepared, plan=replace(prepared.plan, code=code))
     start, late = _positions(prepared), late_so_far(prepared)
     tally = Tally(start, prepared.plan.in_bytes(), prepared.until)
     progress = Progress(args.progress, tally)
