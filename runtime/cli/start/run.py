@@ -247,7 +247,7 @@ def run_app(
     with diverted(enabled=not args.debug and settings.local != "true"):
         with _served(settings) as port, closing(progress):
             outcome = execute(prepared, execution_of(settings, zygote), _Shown(progress, printer, port))
-        expect_end()
+            expect_end()
         printer.poll()
         progress.end(outcome.status, _state_of(outcome))
         if outcome.kind in ("failed", "fenced", "refused"):
