@@ -264,6 +264,21 @@ class TestRun:
         assert "source 's', partition 0, offset 77; cause: its process ended with exit status 3" in error.what
         assert 'on_error="dlq"' in error.next
 
+    def test_ends_for_a_timer_although_epochs_complete_at_the_same_offsets_meanwhile(self) -> None:
+        run, workers = running(FAILING), iter("cdefghijk")
+        worker, error = A, None
+        for number in range(UNPROVEN_MAX):
+            assert error is None
+            error = died(run, At(0), worker)
+            run.state = replace(run.state, kills=killing.passed(run.state.kills, []))
+            if number < UNPROVEN_MAX - 1:
+                worker = WorkerId(next(workers))
+                again(run, worker)
+        assert error is not None and (error.kind, error.operator) == ("failed", "map f")
+        assert (
+            "the Python function of step 'map f' ended its process 8 times without progress, in a timer" in error.what
+        )
+
     def test_tells_the_next_worker_what_is_known(self) -> None:
         run = running(LEAVING)
         died(run, records(0, 200))

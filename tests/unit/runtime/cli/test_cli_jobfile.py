@@ -169,10 +169,10 @@ _, (work,) = cloudpickle.loads(sys.stdin.buffer.read())
         load(str(folder / "job.py"))
         code = ship_by_value(folder, local=local)
         name = "cloudpickle" if local else "pyspark.cloudpickle"
-        data = import_module(name).dumps((code, [sys.modules["holdfast_job_job"].work]))
+        data: bytes = import_module(name).dumps((code, [sys.modules["holdfast_job_job"].work]))
         reader = self.READER.format(cloudpickle=name, path=list(path), do=do)
-        done = subprocess.run([sys.executable, "-c", reader], input=data, capture_output=True, check=True, cwd="/")
-        return done.stdout.decode()
+        command = [sys.executable, "-c", reader]
+        return subprocess.run(command, input=data, capture_output=True, check=True, cwd="/").stdout.decode()
 
     @pytest.mark.parametrize("local", [True, False])
     def test_hold_the_functions_of_the_jobs_file(self, tmp_path: Path, local: bool) -> None:
