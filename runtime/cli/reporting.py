@@ -7,6 +7,7 @@ Source: API.md, exit statuses and JSON `errors`.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import signal
@@ -28,6 +29,7 @@ class StoppedEarly(KeyboardInterrupt):
 
 def expect_stop() -> None:
     """Let SIGTERM and SIGHUP end a command that is about to run a job, until the run itself handles them."""
+    atexit.register(_ignore_to_the_end)  # as the first one, so it is called last
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` starts a command
             signal.signal(number, _stop_early)
@@ -38,6 +40,13 @@ def expect_end() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is _stop_early:
             signal.signal(number, _take_no_notice)
+
+
+def _ignore_to_the_end() -> None:
+    """Keep the exit status of a run that has ended: the interpreter restores default handlers before it is gone."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is _take_no_notice:
+            signal.signal(number, signal.SIG_IGN)
 
 
 def _take_no_notice(number: int, frame: FrameType | None) -> None:

@@ -9,6 +9,8 @@ time, so that each death shows a narrower place, until one place has proved to b
     - So many as `UNPROVEN_MAX` without progress are proof anyway: whatever the function does, the job gets nowhere.
     - Where the place is unknown, an epoch that moves a source is progress, but may end before the place: the last two
       deaths and the limit are kept for `LIMITED_EPOCHS` such epochs.
+    - An epoch at the same offsets may be closed before the function is called again, so it proves nothing by itself:
+      only `QUIET_EPOCHS` of them, one after another, end a count.
 
 A function that is proved to be at fault ends the run. If its on_error allows it, the search continues to a single row
 at which the process has died twice; that row is left out from then on. `KILLERS_MAX` rows ahead end the run too.
@@ -38,6 +40,11 @@ DEATHS = 3
 """At the same place these are proof."""
 UNPROVEN_MAX = 8
 """Deaths during calls of one function, without progress, which end the run wherever they were."""
+QUIET_EPOCHS = 1_000
+"""Completed without a death these end a count although no source moves, as with timers of processing time alone.
+
+More than a function needs to be called again: an idle source holds event time back over many epochs.
+"""
 PORTION = 64
 """After a death the function gets this part of the rows that it had got together."""
 KILLERS_MAX = 64
@@ -78,6 +85,8 @@ class Kill:
     """So many of the deaths were before the last progress; they help the search, and prove no standstill."""
     epochs: int = 0
     """Completed since the last death, each with progress, where the place is unknown."""
+    quiet: int = 0
+    """Completed since the last death without progress, where the place is unknown."""
     rows_max: int = 0
     """How many rows to give to it together; 0: no limit."""
     killers: tuple[Killer, ...] = ()
@@ -104,7 +113,7 @@ def died(kills: Kills, first: Kill, death: Death, leaves_out: bool) -> tuple[Kil
     known = next((kill for kill in kills if _key(kill) == _key(first)), first)
     others = tuple(each for each in kills if each is not known)
     kill = known if known.deaths else replace(known, positions=first.positions)
-    kill = replace(kill, deaths=(*kill.deaths, death), launches=(*kill.launches, death.launch), epochs=0)
+    kill = replace(kill, deaths=(*kill.deaths, death), launches=(*kill.launches, death.launch), epochs=0, quiet=0)
     if kill.partition != UNKNOWN and place(kill) is None:
         kill = replace(kill, deaths=(death,), launches=(death.launch,), older=0, rows_max=0)
     proved = is_proved(kill)
@@ -225,11 +234,10 @@ def _left(kill: Kill, now: Offsets) -> Kill:
         kill = replace(kill, killers=tuple(ahead), recent=min(kill.recent, len(ahead)))
         if (found := place(kill)) is not None:
             return kill if here.get(found[0], 0) <= found[1] else _forgotten(kill)
-    if any(not death.at.rows for death in kill.deaths):  # timers move no source
-        return _forgotten(kill)
     before = {(source, partition): offset for source, partition, offset in kill.positions}
     if not any(offset > before.get(where, 0) for where, offset in at.items()):
-        return kill
+        kill = replace(kill, quiet=kill.quiet + 1)
+        return kill if kill.quiet < QUIET_EPOCHS else replace(_forgotten(kill), recent=0)
     kept = kill.deaths[-2:]
     kill = replace(kill, positions=now, deaths=kept, older=len(kept), epochs=kill.epochs + 1)
     return kill if kill.epochs < LIMITED_EPOCHS else replace(_forgotten(kill), recent=0)

@@ -100,6 +100,8 @@ def _report(state: Master, kill: killing.Kill) -> ErrorReport:
     count, reached = len(kill.deaths), _reached(state)
     function = _called(kill)
     what = f"{function} ended its process {count} times at the same records, and no epoch got past them"
+    if not kill.deaths[-1].at.rows:
+        what = f"{function} ended its process {count} times without progress, in a timer, a window or an aggregate"
     not_done = "the epoch was not completed"
     if killing.is_full(kill) and killing.is_proved(kill) and killing.at_one_row(kill):
         what = (

@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
 from holdfast.model import CHANGELOG, ChannelId, Subtask
 from holdfast.runtime.operators.contract import INPUT, Placed, entry
+from holdfast.runtime.plan.code import JobModule
 from holdfast.runtime.plan.drawing import Box, box_of, columns_text, drawn, joined
 from holdfast.runtime.plan.source import Source
 from holdfast.runtime.rows.dead_letters import OnError
@@ -148,6 +149,8 @@ class Plan:
     edges: tuple[Edge, ...]
     changelog: Changelog = ROOT
     """Where the changelog of its state is kept; topic.py delivers it."""
+    code: tuple[JobModule, ...] = field(default=(), compare=False, repr=False)
+    """The modules that travel to workers by value."""
 
     def operator(self, name: str) -> OperatorSpec:
         """Return the operator of this name; it exists."""

@@ -10,6 +10,7 @@ end with `os._exit` or replace themselves.
 
 Invariants
     - No child of a guarded process runs code of this package behind the call that forked it.
+    - A child ends by SIGTERM, unless it decides otherwise.
     - The process itself pays nothing for it, but its own number per call of a function.
 
 Source: fork(2), flock(2); os.register_at_fork, sys.settrace.
@@ -18,6 +19,7 @@ Source: fork(2), flock(2); os.register_at_fork, sys.settrace.
 from __future__ import annotations
 
 import os
+import signal
 import stat
 import sys
 import traceback
@@ -89,6 +91,8 @@ def _in_child() -> None:
     _give_up()
     if not _process.guarded:
         return
+    if callable(signal.getsignal(signal.SIGTERM)):  # a worker takes no notice of it; multiprocessing ends children so
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.f_back

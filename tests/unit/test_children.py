@@ -76,7 +76,24 @@ def uses_multiprocessing(item):
         seen.append(child.exitcode)
     return item
 
+def shouts_and_stays(queue):
+    queue.put("shouted")
+    signal.pause()
+
+def terminates(item):
+    if item.n == 1:
+        context = multiprocessing.get_context("fork")
+        queue = context.Queue()
+        child = context.Process(target=shouts_and_stays, args=(queue,), daemon=True)
+        child.start()
+        queue.get(timeout=60)
+        child.terminate()
+        child.join(20)
+        seen.append(child.exitcode)
+    return item
+
 parent = os.getpid()
+signal.signal(signal.SIGTERM, lambda *_: None)  # as in workers, which end with the driver
 far, near = socket.socketpair()  # as of a library that has connected before the first function is called
 children.guard()
 for how in ("returns", "exits", "raises", "batches"):
@@ -85,6 +102,8 @@ for how in ("returns", "exits", "raises", "batches"):
     print(json.dumps({"how": how, "rows": rows, "children": seen}), flush=True)
 seen.clear()
 print(json.dumps({"how": "multiprocessing", "rows": play("map", uses_multiprocessing), "children": seen}), flush=True)
+seen.clear()
+print(json.dumps({"how": "terminates", "rows": play("map", terminates), "children": seen}), flush=True)
 
 here, there = socket.socketpair()
 children.keep(here)
@@ -140,6 +159,12 @@ class TestAChildOfAFunction:
 
     def test_of_multiprocessing_works_as_ever_and_is_not_slowed_down(self, said: dict[str, dict[str, Any]]) -> None:
         assert said["multiprocessing"]["children"] == ["shouted", 0]
+
+    def test_ends_when_multiprocessing_terminates_it_though_the_worker_takes_no_notice_of_that_signal(
+        self, said: dict[str, dict[str, Any]]
+    ) -> None:
+        """`multiprocessing.Pool` ends its processes so, and waits for them."""
+        assert said["terminates"]["children"] == [-15]
 
     def test_that_lives_on_holds_no_socket_and_no_lock(self, said: dict[str, dict[str, Any]]) -> None:
         assert said["lives on"]["peer sees the end"] and said["lives on"]["lock is free"]

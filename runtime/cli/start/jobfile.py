@@ -26,6 +26,7 @@ from holdfast.errors import ConfigError, HoldfastError
 
 if TYPE_CHECKING:
     from holdfast.runtime.api.app import App
+    from holdfast.runtime.plan.code import JobModule
 
 _NOT_LOADED = "the job was not loaded and nothing was started"
 _NOT_IMPORTED = re.compile(r"cannot import name '(\w+)' from 'holdfast'")
@@ -72,18 +73,28 @@ def refuse_while_loading() -> None:
         )
 
 
-def ship_by_value(folder: Path, *, local: bool = False) -> None:
+def ship_by_value(folder: Path, *, local: bool = False) -> tuple[JobModule, ...]:
     """Send functions and classes of every loaded module in this folder to workers by value.
 
     Args:
         local: Workers are processes of this machine, not of Spark, which has a cloudpickle of its own.
+
+    Returns:
+        What the plan has to carry, so that they are found by name there: of each module but packages.
     """
+    from holdfast.runtime.plan.code import JobModule
+
+    main = sys.modules["__main__"]
+    shipped = [main] if _lies_in(main, folder) or not hasattr(main, "__file__") else []
     for name, module in list(sys.modules.items()):
         if "." not in name and name not in ("holdfast", "__main__") and _lies_in(module, folder):
             if local:
                 cloudpickle.register_pickle_by_value(module)
             else:
                 _send_by_value(module)
+            if not hasattr(module, "__path__"):
+                shipped.append(module)
+    return tuple(map(JobModule, shipped))
 
 
 def _prepare_spark(module: ModuleType) -> None:

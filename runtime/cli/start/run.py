@@ -237,7 +237,8 @@ def run_app(
         sink.follow(bound[name])
     for warning in (*misspelt(os.environ), *(f"{each}." for each in prepared.warnings)):
         advise(f"\nWarning: {warning}\n")
-    ship_by_value(folder, local=settings.local == "true")
+    code = ship_by_value(folder, local=settings.local == "true")
+    prepared = replace(prepared, plan=replace(prepared.plan, code=code))
     start, late = _positions(prepared), late_so_far(prepared)
     tally = Tally(start, prepared.plan.in_bytes(), prepared.until)
     progress = Progress(args.progress, tally)
@@ -246,7 +247,7 @@ def run_app(
     with diverted(enabled=not args.debug and settings.local != "true"):
         with _served(settings) as port, closing(progress):
             outcome = execute(prepared, execution_of(settings, zygote), _Shown(progress, printer, port))
-        expect_end()
+            expect_end()
         printer.poll()
         progress.end(outcome.status, _state_of(outcome))
         if outcome.kind in ("failed", "fenced", "refused"):

@@ -12,7 +12,7 @@ from holdfast.chaos.mutants.mutation import Mutant, applied
 from holdfast.errors import ErrorReport
 from holdfast.model import Generation, SourcePosition, Subtask, WorkerId
 from holdfast.runtime.driver import killing
-from holdfast.runtime.driver.killing import KILLERS_MAX, UNPROVEN_MAX, Death, Kill, Kills
+from holdfast.runtime.driver.killing import KILLERS_MAX, QUIET_EPOCHS, UNPROVEN_MAX, Death, Kill, Kills
 from holdfast.runtime.driver.master import Dismiss, End, Send
 from holdfast.runtime.driver.state import Called
 from holdfast.runtime.wire import messages as m
@@ -107,10 +107,26 @@ class TestCount:
             assert count.die(At(0)).guilty is None
         assert count.die(At(0)).guilty is not None
 
-    def test_every_epoch_ends_the_count_of_a_timer(self) -> None:
+    def test_epochs_that_move_no_source_do_not_end_the_count_of_a_timer(self) -> None:
+        """The next worker completes some before event time, held back by an idle source, reaches the timer again."""
+        count = Counting(source=None).complete(10)
+        for _ in range(UNPROVEN_MAX - 1):
+            assert count.die(At(0)).complete(10).complete(10).guilty is None
+        assert count.die(At(0)).guilty is not None
+
+    def test_each_epoch_that_moves_a_source_ends_the_count_of_a_timer(self) -> None:
         count = Counting(source=None)
+        for offset in range(2 * UNPROVEN_MAX):
+            assert count.die(At(0)).complete(offset + 1).guilty is None
+
+    def test_many_epochs_without_a_death_end_the_count_of_a_timer_although_there_is_no_input(self) -> None:
+        """A timer of processing time that is killed from outside now and then is not to blame."""
+        count = Counting(source=None).complete(10)
         for _ in range(2 * UNPROVEN_MAX):
-            assert count.die(At(0)).complete(10).guilty is None
+            assert count.die(At(0)).guilty is None
+            for _ in range(QUIET_EPOCHS):
+                count.complete(10)
+        assert count.kills == ()
 
 
 class TestSearch:
@@ -247,6 +263,21 @@ class TestRun:
         assert "the Python function of step 'map f' ended its process 3 times" in error.what
         assert "source 's', partition 0, offset 77; cause: its process ended with exit status 3" in error.what
         assert 'on_error="dlq"' in error.next
+
+    def test_ends_for_a_timer_although_epochs_complete_at_the_same_offsets_meanwhile(self) -> None:
+        run, workers = running(FAILING), iter("cdefghijk")
+        worker, error = A, None
+        for number in range(UNPROVEN_MAX):
+            assert error is None
+            error = died(run, At(0), worker)
+            run.state = replace(run.state, kills=killing.passed(run.state.kills, []))
+            if number < UNPROVEN_MAX - 1:
+                worker = WorkerId(next(workers))
+                again(run, worker)
+        assert error is not None and (error.kind, error.operator) == ("failed", "map f")
+        assert (
+            "the Python function of step 'map f' ended its process 8 times without progress, in a timer" in error.what
+        )
 
     def test_tells_the_next_worker_what_is_known(self) -> None:
         run = running(LEAVING)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -135,3 +136,73 @@ class TestShipByValue:
         reader = "import sys, pyspark.cloudpickle as p; print(p.loads(sys.stdin.buffer.read())(7))"
         said = subprocess.run([sys.executable, "-c", reader], input=data, capture_output=True, check=True, cwd="/")
         assert said.stdout == b"W7\n"
+
+
+class TestModulesOfWorkers:
+    """A process that is forked for a function finds what the function names, as `pickle` does: by module and name."""
+
+    CODE = """
+import beside_the_job
+
+@dataclass
+class Word:
+    word: str
+
+def square(number):
+    return number * number
+
+def work(numbers):
+    return list(map(square, numbers)), Word("x"), beside_the_job.shout
+"""
+    READER = """
+import pickle, sys
+import {cloudpickle} as cloudpickle
+sys.path[:0] = {path}
+_, (work,) = cloudpickle.loads(sys.stdin.buffer.read())
+{do}
+"""
+
+    def said(self, folder: Path, do: str, *, path: Sequence[str] = (), local: bool = True) -> str:
+        """Return what a process prints that got functions of the job as a worker does."""
+        (folder / "beside_the_job.py").write_text("LATER = 3\ndef shout(text):\n    return text.upper()\n")
+        (folder / "job.py").write_text(APP.partition("@dataclass")[0] + self.CODE + '\napp = hf.App("hot")\n')
+        load(str(folder / "job.py"))
+        code = ship_by_value(folder, local=local)
+        name = "cloudpickle" if local else "pyspark.cloudpickle"
+        data: bytes = import_module(name).dumps((code, [sys.modules["holdfast_job_job"].work]))
+        reader = self.READER.format(cloudpickle=name, path=list(path), do=do)
+        command = [sys.executable, "-c", reader]
+        return subprocess.run(command, input=data, capture_output=True, check=True, cwd="/").stdout.decode()
+
+    @pytest.mark.parametrize("local", [True, False])
+    def test_hold_the_functions_of_the_jobs_file(self, tmp_path: Path, local: bool) -> None:
+        do = "square = work.__globals__['square']; print(pickle.loads(pickle.dumps(square)) is square)"
+        assert self.said(tmp_path, do, local=local) == "True\n"
+
+    def test_hold_its_classes(self, tmp_path: Path) -> None:
+        do = "row = work([])[1]; print(pickle.loads(pickle.dumps(row)) == row)"
+        assert self.said(tmp_path, do) == "True\n"
+
+    def test_give_functions_to_a_pool_of_forked_processes(self, tmp_path: Path) -> None:
+        do = """
+import multiprocessing
+with multiprocessing.get_context("fork").Pool(1) as pool:
+    print(pool.map(work.__globals__["square"], [1, 2, 3]))
+"""
+        assert self.said(tmp_path, do) == "[1, 4, 9]\n"
+
+    def test_hold_functions_of_modules_beside_it_even_if_those_can_be_imported(self, tmp_path: Path) -> None:
+        do = "shout = work([])[2]; print(pickle.loads(pickle.dumps(shout)) is shout)"
+        assert self.said(tmp_path, do, path=[str(tmp_path)]) == "True\n"
+
+    def test_import_what_has_not_travelled_from_modules_beside_it(self, tmp_path: Path) -> None:
+        do = "import beside_the_job as b; b.LATER += 1; from beside_the_job import LATER; print(LATER)"
+        assert self.said(tmp_path, do, path=[str(tmp_path)]) == "4\n"
+
+    def test_lack_what_has_not_travelled_and_cannot_be_imported(self, tmp_path: Path) -> None:
+        do = "import holdfast_job_job as job; print(hasattr(job, 'app'), hasattr(job, '__wrapped__'))"
+        assert self.said(tmp_path, do) == "False False\n"
+
+    def test_go_on_by_value_to_processes_that_cannot_import_them(self, tmp_path: Path) -> None:
+        do = "print(b'numbers' in cloudpickle.dumps(work))"
+        assert self.said(tmp_path, do) == "True\n"

@@ -216,6 +216,37 @@ class TestARunThatIsStoppedBeforeItBegins:
         assert guarded([], work) == 7
 
 
+class TestARunThatHasEnded:
+    PROGRAM = """
+import os, signal, sys
+from holdfast.runtime.cli.reporting import expect_end, expect_stop, guarded
+
+class Last:
+    \"\"\"A global, deleted when the interpreter has restored the default handlers.\"\"\"
+
+    def __del__(self, kill=os.kill, pid=os.getpid(), number=signal.{name}):
+        print("deleted", flush=True)
+        kill(pid, number)
+
+def work():
+    global last
+    expect_stop()
+    last = Last()
+    expect_end()
+    return {status}
+
+sys.exit(guarded([], work))
+"""
+
+    @pytest.mark.parametrize(("name", "status"), [("SIGTERM", 0), ("SIGTERM", 7), ("SIGHUP", 0)])
+    def test_keeps_its_exit_status_if_a_signal_reaches_the_process_while_the_interpreter_ends(
+        self, name: str, status: int
+    ) -> None:
+        program = self.PROGRAM.format(name=name, status=status)
+        ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+        assert (ended.returncode, ended.stdout) == (status, "deleted\n"), ended.stderr
+
+
 class TestStandardStreams:
     def test_that_are_closed_are_not_needed(self) -> None:
         command = [sys.executable, "-m", "holdfast.runtime.cli.main", "--version"]
