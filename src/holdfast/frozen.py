@@ -14,7 +14,7 @@ Pure: no clock, thread or I/O.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import ItemsView, Iterator, Mapping, Sequence
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import chain, islice
 from math import isqrt
@@ -27,6 +27,8 @@ K = TypeVar("K")
 V = TypeVar("V")
 COPIED_WHOLE = 64
 """Up to this size a mapping is copied as a whole, which takes less than a microsecond."""
+CHUNK = 1 << 7
+"""Items of a sequence that are kept, and freed, together."""
 
 if TYPE_CHECKING:
     from dataclasses import replace  # the type checker knows it and compares the changes with the fields
@@ -114,42 +116,58 @@ def shortened(items: Sequence[T], count: int, kept: tuple[T, ...] = ()) -> Seque
 
 
 def _shared(items: Sequence[T]) -> _Shared[T]:
-    return items if isinstance(items, _Shared) else _Shared((), list(items), 0, len(items))
+    return items if isinstance(items, _Shared) else _Shared((), *_chunked(items))
+
+
+def _chunked(items: Iterable[T]) -> tuple[list[list[T]], int, int]:
+    """Return items in chunks, and the stretch that has all of them."""
+    chunks = list[list[T]]()
+    for item in items:
+        if not chunks or len(chunks[-1]) == CHUNK:
+            chunks.append([])
+        chunks[-1].append(item)
+    return chunks, 0, sum(map(len, chunks))
 
 
 class _Shared(Sequence[T]):
-    """Some items of its own, then a stretch of a list that is shared with other copies.
+    """Some items of its own, then a stretch of chunks that are shared with other copies; all but the last one are full.
 
-    Nothing before the end of the longest stretch ever changes in the list. The copy that ends there may add an item;
-    one that ends before it shares an equal item, or else copies its stretch.
+    Nothing before the end of the longest stretch ever changes in them. The copy that ends there may add an item; one
+    that ends before it shares an equal item, or else copies its stretch. Chunks that no copy reaches are freed one by
+    one: to free tens of thousands of items together takes as long as a turn of a loop may last.
     """
 
-    __slots__ = ("_end", "_front", "_items", "_start")
+    __slots__ = ("_chunks", "_end", "_front", "_start")
 
-    def __init__(self, front: tuple[T, ...], items: list[T], start: int, end: int) -> None:
-        self._front, self._items, self._start, self._end = front, items, start, end
+    def __init__(self, front: tuple[T, ...], chunks: list[list[T]], start: int, end: int) -> None:
+        self._front, self._chunks, self._start, self._end = front, chunks, start, end
 
     def grown(self, item: T) -> _Shared[T]:
-        items, start, end = self._items, self._start, self._end
-        if end == len(items):
-            items.append(item)
-        elif items[end] != item:
-            items, start, end = [*items[start:end], item], 0, end - start
-        return _Shared(self._front, items, start, end + 1)
+        number, at = divmod(self._end, CHUNK)
+        if number == len(self._chunks):
+            self._chunks.append([item])
+        elif at == len(self._chunks[number]):
+            self._chunks[number].append(item)
+        elif self._chunks[number][at] != item:
+            return _Shared(self._front, *_chunked([*self._stretch(), item]))
+        return _Shared(self._front, self._chunks, self._start, self._end + 1)
 
     def shortened(self, count: int, kept: tuple[T, ...]) -> _Shared[T]:
         count = min(count, len(self))
         front = (*kept, *self._front[count:])
-        items, start, end = self._items, self._start + max(0, count - len(self._front)), self._end
-        if 2 * start > len(items):  # most of the list is of no use to this copy and later ones
-            items, start, end = items[start:end], 0, end - start
-        return _Shared(front, items, start, end)
+        start = self._start + max(0, count - len(self._front))
+        dropped = start // CHUNK
+        chunks = self._chunks[dropped:] if dropped else self._chunks
+        return _Shared(front, chunks, start - dropped * CHUNK, self._end - dropped * CHUNK)
+
+    def _stretch(self) -> Iterator[T]:
+        return islice(chain.from_iterable(self._chunks), self._start, self._end)
 
     def __len__(self) -> int:
         return len(self._front) + self._end - self._start
 
     def __iter__(self) -> Iterator[T]:
-        return chain(self._front, islice(self._items, self._start, self._end))
+        return chain(self._front, self._stretch())
 
     @overload
     def __getitem__(self, at: int) -> T: ...
@@ -163,7 +181,10 @@ class _Shared(Sequence[T]):
             raise IndexError(at)
         at = at % count
         own = len(self._front)
-        return self._front[at] if at < own else self._items[self._start + at - own]
+        if at < own:
+            return self._front[at]
+        number, at = divmod(self._start + at - own, CHUNK)
+        return self._chunks[number][at]
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence):

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.frozen import changed, grown, replace, shortened
+from holdfast.frozen import CHUNK, changed, grown, replace, shortened
 
 
 @dataclass(frozen=True)
@@ -135,10 +135,19 @@ class TestChanged:
 
 
 class TestGrownAndShortened:
-    @given(st.integers(0, 5), st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4), st.booleans()), max_size=60))
+    @given(
+        st.sampled_from([1, 3, CHUNK]),
+        st.integers(0, 5),
+        st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4), st.booleans()), max_size=60),
+    )
     def test_copies_read_like_tuples_and_leave_their_originals_alone(
-        self, size: int, changes: list[tuple[int, int, bool]]
+        self, chunk: int, size: int, changes: list[tuple[int, int, bool]]
     ) -> None:
+        with pytest.MonkeyPatch.context() as small:
+            small.setattr("holdfast.frozen.CHUNK", chunk)
+            self._check_copies(size, changes)
+
+    def _check_copies(self, size: int, changes: list[tuple[int, int, bool]]) -> None:
         items: Sequence[int] = tuple(range(size))
         copies = [(items, tuple(items))]
         for back, number, is_grown in changes:
@@ -166,3 +175,21 @@ class TestGrownAndShortened:
         size, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert size < 200 * 1_100
+
+    def test_to_lose_some_items_frees_no_more_than_those(self) -> None:
+        """A driver's turn would take 25 ms to free half of an hour of checkpoints."""
+        freed = [0]
+
+        class Item:
+            def __del__(self) -> None:
+                freed[0] += 1
+
+        items: Sequence[Item] = ()
+        for _ in range(40 * CHUNK):
+            items = grown(items, Item())
+        most = 0
+        while items:
+            before = freed[0]
+            items = shortened(items, CHUNK // 2)
+            most = max(most, freed[0] - before)
+        assert freed[0] == 40 * CHUNK and most <= CHUNK
