@@ -18,7 +18,7 @@ from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import chain, islice
 from math import isqrt
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
 
 __all__ = ["changed", "grown", "replace", "shortened"]
 
@@ -29,6 +29,7 @@ COPIED_WHOLE = 64
 """Up to this size a mapping is copied as a whole, which takes less than a microsecond."""
 CHUNK = 1 << 7
 """Items of a sequence that are kept, and freed, together."""
+_Chunk: TypeAlias = list[T] | tuple[T, ...]
 
 if TYPE_CHECKING:
     from dataclasses import replace  # the type checker knows it and compares the changes with the fields
@@ -119,18 +120,21 @@ def _shared(items: Sequence[T]) -> _Shared[T]:
     return items if isinstance(items, _Shared) else _Shared((), *_chunked(items))
 
 
-def _chunked(items: Iterable[T]) -> tuple[list[list[T]], int, int]:
+def _chunked(items: Iterable[T]) -> tuple[list[_Chunk[T]], int, int]:
     """Return items in chunks, and the stretch that has all of them."""
-    chunks = list[list[T]]()
-    for item in items:
-        if not chunks or len(chunks[-1]) == CHUNK:
-            chunks.append([])
-        chunks[-1].append(item)
-    return chunks, 0, sum(map(len, chunks))
+    chunks = list[_Chunk[T]]()
+    every = list(items)
+    for first in range(0, len(every), CHUNK):
+        part = every[first : first + CHUNK]
+        chunks.append(part if first + CHUNK >= len(every) else tuple(part))
+    return chunks, 0, len(every)
 
 
 class _Shared(Sequence[T]):
     """Some items of its own, then a stretch of chunks that are shared with other copies; all but the last one are full.
+
+    Full chunks are tuples: if no item refers to others, the garbage collector leaves them out from then on, where it
+    would look at every item of a list.
 
     Nothing before the end of the longest stretch ever changes in them. The copy that ends there may add an item; one
     that ends before it shares an equal item, or else copies its stretch. Chunks that no copy reaches are freed one by
@@ -139,15 +143,19 @@ class _Shared(Sequence[T]):
 
     __slots__ = ("_chunks", "_end", "_front", "_start")
 
-    def __init__(self, front: tuple[T, ...], chunks: list[list[T]], start: int, end: int) -> None:
+    def __init__(self, front: tuple[T, ...], chunks: list[_Chunk[T]], start: int, end: int) -> None:
         self._front, self._chunks, self._start, self._end = front, chunks, start, end
 
     def grown(self, item: T) -> _Shared[T]:
         number, at = divmod(self._end, CHUNK)
         if number == len(self._chunks):
+            if number:
+                self._chunks[-1] = tuple(self._chunks[-1])
             self._chunks.append([item])
         elif at == len(self._chunks[number]):
-            self._chunks[number].append(item)
+            last = self._chunks[number]
+            assert isinstance(last, list), "a full chunk has no end to add to"
+            last.append(item)
         elif self._chunks[number][at] != item:
             return _Shared(self._front, *_chunked([*self._stretch(), item]))
         return _Shared(self._front, self._chunks, self._start, self._end + 1)
