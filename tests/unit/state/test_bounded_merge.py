@@ -52,11 +52,11 @@ def ref(number, rows):
     object = ObjectRef(f"segments/{number}-{rows}", len(data), hashlib.sha256(data).hexdigest())
     return SegmentRef(Epoch(number), Epoch(number - 1), object)
 
-def merged(refs):
+def merged(refs, through):
     handle = SnapshotHandle(Subtask(0), (0, GROUPS), (), Epoch(0), refs)
     owner = JobUuid("j"), Generation(1), Timeline(1)
-    deploy = Deploy(*owner, Epoch(101), Epoch(9), Active(Subtask(0)), (), handle, (), (), ())
-    return CompactJob(deploy, WorkerId("w"), Merge(Epoch(9), Epoch(0), refs), (SPEC,)).run(store)
+    deploy = Deploy(*owner, Epoch(101), through, Active(Subtask(0)), (), handle, (), (), ())
+    return CompactJob(deploy, WorkerId("w"), Merge(through, Epoch(0), refs), (SPEC,)).run(store)
 
 def read(base):
     total = size = 0
@@ -79,10 +79,10 @@ elif what == "verify":
     assert damaged_of(store, GROUPS, named) == []
     print(before, peak())
 else:
-    read(merged(tuple(ref(number, 1000) for number in range(1, pieces + 1))))
+    read(merged(tuple(ref(number, 1000) for number in range(1, pieces + 1)), Epoch(8)))
     refs = tuple(ref(number, rows) for number in range(1, pieces + 1))
     before = peak()
-    base = merged(refs)
+    base = merged(refs, Epoch(9))
     after_merge = peak()
     total, size = read(base)
     print(before, after_merge, peak(), total, size)
