@@ -73,11 +73,15 @@ def log_is_long(job: Job, rule: Retention) -> bool:
 
 
 class Catalogue:
-    """The objects that the manifests read so far name: per object, the first and the last epoch that names it."""
+    """The objects that the manifests read so far name: per object, the first and the last epoch that names it.
+
+    An hour of short epochs has hundreds of thousands, so they are in dicts of text and numbers alone, which the
+    garbage collector does not look at.
+    """
 
     def __init__(self) -> None:
-        self._spans: dict[str, tuple[Epoch, Epoch]] = {}
-        self._read: set[Epoch] = set()
+        self._first, self._last = dict[str, Epoch](), dict[str, Epoch]()
+        self._read = dict[Epoch, None]()
 
     def unread(self, job: Job) -> list[Completed]:
         """Return the retained checkpoints whose manifests are not known yet."""
@@ -86,36 +90,34 @@ class Catalogue:
     def add(self, found: Named) -> None:
         """Add all objects that a manifest names, and the manifest itself."""
         epoch = found.epoch
-        self._read.add(epoch)
-        alone = (epoch, epoch)
+        self._read[epoch] = None
         for path in found.paths:
-            first, last = self._spans.get(path, alone)
-            if first >= epoch or last < epoch:
-                self._spans[path] = min(first, epoch), max(last, epoch)
+            self._first[path] = min(self._first.get(path, epoch), epoch)
+            self._last[path] = max(self._last.get(path, epoch), epoch)
 
     def expire(self, job: Job) -> list[str]:
         """Forget the objects that no retained manifest names, and return them."""
         assert not self.unread(job), "an unread manifest may name anything"
         retained = [each.body.epoch for each in job.retained]
-        gone = sorted(path for path, span in self._spans.items() if not _is_any_within(retained, span))
+        gone = sorted(p for p, first in self._first.items() if not _is_any_within(retained, first, self._last[p]))
         for path in gone:
-            del self._spans[path]
-        self._read &= set(retained)
+            del self._first[path], self._last[path]
+        self._read = dict.fromkeys(epoch for epoch in retained if epoch in self._read)
         return gone
 
     def garbage(self, job: Job, listed: Iterable[str]) -> list[str]:
         """Return the listed objects that no manifest names and no later manifest can name."""
-        return [path for path in listed if path not in self._spans and _is_decided(job, path)]
+        return [path for path in listed if path not in self._first and _is_decided(job, path)]
 
     def orphans(self, listed: Iterable[str]) -> list[str]:
         """Return the listed objects that no manifest names, including uploads in flight."""
-        return [path for path in listed if path not in self._spans]
+        return [path for path in listed if path not in self._first]
 
 
-def _is_any_within(retained: list[Epoch], span: tuple[Epoch, Epoch]) -> bool:
-    """Return whether one of these epochs, in their order, is in the span."""
-    at = bisect_left(retained, span[0])
-    return at < len(retained) and retained[at] <= span[1]
+def _is_any_within(retained: list[Epoch], first: Epoch, last: Epoch) -> bool:
+    """Return whether one of these epochs, in their order, is between the first and the last one."""
+    at = bisect_left(retained, first)
+    return at < len(retained) and retained[at] <= last
 
 
 def _is_decided(job: Job, path: str) -> bool:

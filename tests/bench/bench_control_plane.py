@@ -133,7 +133,8 @@ def bench_sweep(bench: Bench) -> None:
     sweep.request(job)  # reads all manifests
     first = seconds(lane.step)
     kept = replace(job, completed=job.completed[gone:], expired_through=Epoch(gone))
-    spans = dict(sweep._catalogue._spans)
+    known = sweep._catalogue
+    spans = {path: (first, known._last[path]) for path, first in known._first.items()}
     store.requests.clear()
     before = sum(len(store.list(folder)) for folder in FOLDERS)
     listings = store.requests.pop("list")
