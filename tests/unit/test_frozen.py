@@ -201,5 +201,6 @@ class TestGrownAndShortened:
         for number in range(40 * CHUNK):
             items = grown(items, b"%d" % number)
         gc.collect()
-        found = [each for each in gc.get_objects() if isinstance(each, list | tuple) and items[0] in each[:1]]
+        first = items[0]
+        found = [each for each in gc.get_objects() if type(each) in (list, tuple) and each and each[0] is first]
         assert not found and len(items) == 40 * CHUNK
