@@ -9,7 +9,7 @@ Invariants
       decided, or it is a merge, whose epoch is that of its input.
     - The newest checkpoint never expires, nor does a savepoint.
 
-Pure: no clock, thread or I/O. The deleting is done by runtime/driver/sweep.py.
+Pure: no clock, thread or I/O. The deleting is done by runtime/driver/background/sweep.py.
 Source: PROTOCOL P16, P18; docs/design/0007.
 """
 

@@ -56,7 +56,7 @@ from holdfast.runtime.worker import protocol as worker
 from holdfast.runtime.worker.loop import WorkerLoop
 from holdfast.sinks import delivery
 from holdfast.sinks.contract import AlreadyDelivered, Delivered, EpochOutput, Outcome, already
-from holdfast.sinks.memory_immediate import ImmediateTable
+from holdfast.sinks.doubles.immediate import ImmediateTable
 from holdfast.state import marker, merged
 from holdfast.state.store import Identity, StateStore
 from holdfast.state.tables.table import Table

@@ -30,12 +30,12 @@ from holdfast.runtime.driver.background.compactions import Compactions
 from holdfast.runtime.driver.background.folds import Folds
 from holdfast.runtime.driver.background.loss_alarm import LossAlarm
 from holdfast.runtime.driver.background.publications import Publications
+from holdfast.runtime.driver.background.sweep import Sweep
 from holdfast.runtime.driver.killing import Kills
 from holdfast.runtime.driver.killing_ends import noted
 from holdfast.runtime.driver.listing import Listings
 from holdfast.runtime.driver.repair import Repairs
 from holdfast.runtime.driver.state import Site
-from holdfast.runtime.driver.sweep import Sweep
 from holdfast.runtime.plan.model import SinkSpec, SourceSpec
 from holdfast.runtime.wire import messages as m
 from holdfast.sinks.changelogs import Changelog

@@ -30,7 +30,7 @@ from holdfast.runtime.plan.graph import FromSource, Graph, Node
 from holdfast.runtime.plan.identity import assign_operator_ids, check_against, describe_operators
 from holdfast.runtime.plan.immediate import with_immediate_sinks
 from holdfast.runtime.plan.model import ANY_FRAGMENT, Edge, Fragment, OperatorSpec, Plan, SinkSpec, SourceSpec
-from holdfast.runtime.plan.report import describe, render
+from holdfast.runtime.plan.shown.report import describe, render
 from holdfast.runtime.plan.targets import refuse_shared_targets
 from holdfast.runtime.rows.dead_letters import DEAD_LETTERS, DLQ
 from holdfast.state.tables.spec import TableSpec

@@ -25,7 +25,7 @@ from typing import Any, cast
 from holdfast.errors import ConfigError, Where
 from holdfast.runtime.operators.contract import INPUT, Placed
 from holdfast.runtime.plan.model import ANY_FRAGMENT, Fragment, Plan, SinkSpec
-from holdfast.runtime.plan.report import describe
+from holdfast.runtime.plan.shown.report import describe
 from holdfast.runtime.rows.expressions import Column
 from holdfast.runtime.rows.forms import form_of
 from holdfast.sinks.immediate import ImmediateSink, idempotent

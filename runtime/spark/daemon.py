@@ -54,7 +54,7 @@ pyarrow.array(numpy.zeros(1))
 
 
 def main() -> None:
-    """Run Spark's own daemon. It ends at once: taking down what is imported here takes seconds, and saves nothing."""
+    """Run Spark's own daemon. It ends without taking down its imports, which takes seconds and saves nothing."""
     try:
         pyspark.daemon.manager()
     except SystemExit as ended:

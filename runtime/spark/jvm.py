@@ -151,7 +151,7 @@ def end_jvm(jvm: subprocess.Popen[bytes], within_s: float = JVM_ENDS_WITHIN_S) -
         with contextlib.suppress(OSError):
             jvm.stdin.close()
         jvm.wait(within_s)
-    except (subprocess.TimeoutExpired, KeyboardInterrupt):  # an interrupt has to end this process at once
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):  # an interrupt has to end this process immediately
         jvm.kill()
         jvm.wait()
     deadline = time.monotonic() + CHILDREN_END_WITHIN_S

@@ -42,9 +42,9 @@ from holdfast.runtime.rows.schema import aliases_of
 from holdfast.runtime.testing.cluster import Cluster
 from holdfast.runtime.testing.unused import followed_us
 from holdfast.sinks.changelogs import Changelog
+from holdfast.sinks.doubles.immediate import ImmediateTable
+from holdfast.sinks.doubles.repeating import RepeatingTable
 from holdfast.sinks.memory import MemorySink
-from holdfast.sinks.memory_immediate import ImmediateTable
-from holdfast.sinks.memory_repeating import RepeatingTable
 from holdfast.storage.objects import MemoryObjects
 from holdfast.traits import SourceTraits
 

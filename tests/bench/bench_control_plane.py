@@ -24,8 +24,8 @@ from holdfast.checkpoint.recovery import handles_for
 from holdfast.checkpoint.repository import Repository
 from holdfast.model import Epoch, Subtask
 from holdfast.ports import ObjectStore
+from holdfast.runtime.driver.background.sweep import Sweep
 from holdfast.runtime.driver.deployment import deployments
-from holdfast.runtime.driver.sweep import Sweep
 from holdfast.runtime.plan.model import Edge
 from holdfast.runtime.testing.lanes import InlineLane
 from holdfast.runtime.worker.routing import Router

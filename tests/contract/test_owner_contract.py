@@ -27,6 +27,7 @@ from holdfast.errors import ConfigError, Damaged, Fenced, Unavailable
 from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.contract import AlreadyDelivered, Delivered, Rewinding
 from holdfast.sinks.delta.sink import Delta
+from holdfast.sinks.doubles.immediate import ImmediateTable
 from holdfast.sinks.files.sink import FilesSink
 from holdfast.sinks.http.sink import Http
 from holdfast.sinks.iceberg.sink import Iceberg
@@ -34,7 +35,6 @@ from holdfast.sinks.immediate import ImmediateTarget, Origin, Owner
 from holdfast.sinks.kafka.sink import KafkaSink
 from holdfast.sinks.log import LogSink
 from holdfast.sinks.memory import MemorySink
-from holdfast.sinks.memory_immediate import ImmediateTable
 from holdfast.sinks.owners import NEVER, Claim, Held, Rival
 from holdfast.sinks.redis.sink import Redis
 

@@ -72,7 +72,7 @@ from holdfast.runtime.plan.kept_state import with_identities
 from holdfast.runtime.plan.model import Plan
 from holdfast.runtime.wire import messages as m
 from holdfast.sinks.contract import OP, Rewinding
-from holdfast.sinks.memory_immediate import ImmediateTable
+from holdfast.sinks.doubles.immediate import ImmediateTable
 from holdfast.state.store import Identity, Piece, StateStore
 from holdfast.state.tables.slab import Rows
 from holdfast.state.tables.table import Table

@@ -27,9 +27,9 @@ from holdfast.chaos.sim.ports.surroundings import Surroundings
 from holdfast.chaos.sim.ports.targets import PlannedTable, is_refused
 from holdfast.errors import Fenced, Unavailable
 from holdfast.model import Writer
+from holdfast.sinks.doubles.immediate import ImmediateTable
 from holdfast.sinks.immediate import Origin, Owner, Written
 from holdfast.sinks.memory import MemoryTarget
-from holdfast.sinks.memory_immediate import ImmediateTable
 from holdfast.sinks.owners import Claim
 from holdfast.traits import SinkTraits
 

@@ -39,7 +39,7 @@ from holdfast.runtime.inspect.reading import reading_of
 from holdfast.runtime.job.status import of_run
 from holdfast.runtime.job.stored import Stored
 from holdfast.runtime.plan.compiler import Plan
-from holdfast.runtime.plan.report import describe, render
+from holdfast.runtime.plan.shown.report import describe, render
 from holdfast.runtime.plan.topic import outputs_of
 from holdfast.runtime.rows.schema import schema_of
 from holdfast.runtime.testing.cluster import HEARTBEAT_S, Cluster

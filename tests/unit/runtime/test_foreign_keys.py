@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lookup_jobs import never
 
 import holdfast as hf
-from holdfast.runtime.plan.report import render
+from holdfast.runtime.plan.shown.report import render
 from holdfast.sinks.memory import MemorySink
 from holdfast.testing import TestDriver
 

@@ -15,7 +15,7 @@ from lookup_jobs import never
 
 import holdfast as hf
 from holdfast.runtime.operators.tables import group
-from holdfast.runtime.plan.report import render
+from holdfast.runtime.plan.shown.report import render
 from holdfast.sinks.memory import MemorySink
 from holdfast.testing import TestDriver
 

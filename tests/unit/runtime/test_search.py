@@ -18,7 +18,7 @@ from holdfast.runtime.api.tables import CLOSED
 from holdfast.runtime.operators.tables import search
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.plan.identity import check_against, describe_operators
-from holdfast.runtime.plan.report import render
+from holdfast.runtime.plan.shown.report import render
 from holdfast.sinks.memory import MemorySink
 from holdfast.testing import TestDriver
 

@@ -26,7 +26,7 @@ from holdfast.model import (
     Subtask,
     Timeline,
 )
-from holdfast.runtime.driver.sweep import Sweep
+from holdfast.runtime.driver.background.sweep import Sweep
 from holdfast.runtime.testing.lanes import InlineLane
 from holdfast.storage.bulk import DELETED_MAX
 from holdfast.storage.objects import MemoryObjects

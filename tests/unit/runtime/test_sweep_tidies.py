@@ -11,7 +11,7 @@ from holdfast.checkpoint.joblog import Job, JobCreated, Record, fold
 from holdfast.checkpoint.repository import Repository
 from holdfast.errors import Unavailable
 from holdfast.model import Generation, JobUuid, Timeline
-from holdfast.runtime.driver.sweep import Sweep
+from holdfast.runtime.driver.background.sweep import Sweep
 from holdfast.runtime.testing.lanes import InlineLane
 from holdfast.storage.objects import LocalObjects
 

@@ -15,8 +15,8 @@ from lookup_jobs import given as given_rows
 
 import holdfast as hf
 from holdfast.runtime.plan.identity import check_against, describe_operators
-from holdfast.runtime.plan.report import render
 from holdfast.runtime.plan.shape import chain_of, shape_of
+from holdfast.runtime.plan.shown.report import render
 from holdfast.sinks.memory import MemorySink
 from holdfast.testing import TestDriver
 

@@ -13,7 +13,7 @@ from planned_source import PlannedSource
 import holdfast as hf
 from holdfast.errors import ConfigError
 from holdfast.runtime.plan.model import Plan
-from holdfast.runtime.plan.report import describe, render
+from holdfast.runtime.plan.shown.report import describe, render
 from holdfast.sinks.memory import MemorySink
 from holdfast.testing import TestDriver
 
