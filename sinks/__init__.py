@@ -1,4 +1,4 @@
-"""Sinks: the contract, delivery, staging, undo, read-back for audits; the log and memory as targets.
+"""Sinks: the contract, the protocol of delivery, and a room for every kind of target.
 
-A database has a package of its own. What all SQL databases share is in sql.
+What all SQL databases share is in sql, what Delta and Iceberg share in lakehouse.
 """

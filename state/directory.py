@@ -24,8 +24,8 @@ from types import TracebackType
 
 from holdfast.errors import Damaged, Unavailable
 from holdfast.model import Epoch, JobUuid
+from holdfast.state.local.rocks import DAMAGED, RocksKeyValue, RocksMemory
 from holdfast.state.marker import Declared, Lineage, Marker, read_marker, usable
-from holdfast.state.rocks import DAMAGED, RocksKeyValue, RocksMemory
 
 __all__ = ["LocalDirectory", "claim", "create", "discard", "unheld", "usable"]
 

@@ -47,16 +47,16 @@ from holdfast.runtime.inspect import reading
 from holdfast.runtime.operators.backlog import Backlog
 from holdfast.runtime.operators.event_clock import EventClock
 from holdfast.runtime.plan import fields, given_up, kept_state
-from holdfast.runtime.rows import watermark
 from holdfast.runtime.rows.dead_letters import Letters
 from holdfast.runtime.sources.event_time import EventTime
+from holdfast.runtime.time import watermark
 from holdfast.runtime.wire import messages
 from holdfast.runtime.worker import compaction, deliveries, immediate, seal, subtask, topic
 from holdfast.runtime.worker import protocol as worker
 from holdfast.runtime.worker.loop import WorkerLoop
-from holdfast.sinks import delivery
-from holdfast.sinks.contract import AlreadyDelivered, Delivered, EpochOutput, Outcome, already
-from holdfast.sinks.doubles.immediate import ImmediateTable
+from holdfast.sinks.contract.sink import AlreadyDelivered, Delivered, EpochOutput, Outcome, already
+from holdfast.sinks.memory.immediate import ImmediateTable
+from holdfast.sinks.protocol import delivery
 from holdfast.state import marker, merged
 from holdfast.state.store import Identity, StateStore
 from holdfast.state.tables.table import Table

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from holdfast.chaos.mutants.mutation import Mutant, Right, Swap
 from holdfast.model import LAST_US
+from holdfast.runtime.functions.ranges import Runs
 from holdfast.runtime.operators.aggregates.aggregate import Folding
 from holdfast.runtime.operators.joins.rows import Due, KeptRows
 from holdfast.runtime.operators.patterns.automaton import Automaton
@@ -36,7 +37,6 @@ from holdfast.runtime.operators.windows.held import HeldSlices
 from holdfast.runtime.operators.windows.session import SessionOperator
 from holdfast.runtime.operators.windows.sliding import SlidingOperator
 from holdfast.runtime.operators.windows.window import WindowOperator
-from holdfast.runtime.rows.aggregates.ranges import Runs
 from holdfast.runtime.worker.fragment import FragmentRuntime
 
 

@@ -37,9 +37,9 @@ from holdfast.runtime.microbatch.blocks import Attempt, Parcel, result_in
 from holdfast.runtime.microbatch.host import Host
 from holdfast.runtime.microbatch.machine import Running
 from holdfast.runtime.microbatch.task import Batch, Ports, run_task
-from holdfast.runtime.microbatch.warm import WarmState
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.channels import Network
+from holdfast.runtime.worker.images import WarmState
 from holdfast.runtime.worker.local import MemoryState
 
 FAILURES_MAX = 4

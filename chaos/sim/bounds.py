@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from holdfast.checkpoint import coordinator, joblog
-from holdfast.sinks import delivery
+from holdfast.sinks.protocol import delivery
 
 GIVEN_UP_MAX = 2
 """Epochs in a row; used both to count them and to compute the next first epoch."""

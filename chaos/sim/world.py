@@ -47,7 +47,7 @@ from holdfast.runtime.microbatch.blocks import Attempt
 from holdfast.runtime.microbatch.task import Batch
 from holdfast.runtime.plan.model import Plan
 from holdfast.runtime.testing.cluster import rules_of
-from holdfast.sinks.doubles.immediate import ImmediateTable
+from holdfast.sinks.memory.immediate import ImmediateTable
 
 SUPERVISE_S = 0.1
 EARLIER_EPOCHS = 57

@@ -29,11 +29,9 @@ from holdfast.runtime.plan.source import Source
 from holdfast.runtime.plan.targets import refuse_own_output
 from holdfast.runtime.plan.topic import with_changelog
 from holdfast.runtime.rows.dead_letters import DEAD_LETTERS, DLQ
-from holdfast.runtime.rows.event_times import computed_time, watermark_of
 from holdfast.runtime.rows.expressions import Column, check_column_name, unknown_column
 from holdfast.runtime.rows.row_types import RowsOf, T
 from holdfast.runtime.rows.schema import fits, in_stream, renamed
-from holdfast.runtime.rows.windows import TIME
 from holdfast.runtime.sources.connector import (
     ChangelogConnector,
     Connector,
@@ -42,7 +40,9 @@ from holdfast.runtime.sources.connector import (
     sink_of,
     source_of,
 )
-from holdfast.sinks.contract import Sink
+from holdfast.runtime.time.event_times import computed_time, watermark_of
+from holdfast.runtime.time.windows import TIME
+from holdfast.sinks.contract.sink import Sink
 from holdfast.traits import not_a
 
 

@@ -12,9 +12,9 @@ from holdfast.runtime.operators.joins.join import OUTER, Join, late_schema
 from holdfast.runtime.operators.side import LATE, Side
 from holdfast.runtime.plan.graph import Graph, Node, check_name, refused
 from holdfast.runtime.rows.expressions import unknown_column
-from holdfast.runtime.rows.join_bounds import LEFT, RIGHT, Between, Bound, SameWindow
 from holdfast.runtime.rows.kept_columns import kept_column
-from holdfast.runtime.rows.windows import TIME, WINDOW_END, WINDOW_START, Windows
+from holdfast.runtime.time.join_bounds import LEFT, RIGHT, Between, Bound, SameWindow
+from holdfast.runtime.time.windows import TIME, WINDOW_END, WINDOW_START, Windows
 from holdfast.state.keys.batch import KeyType
 
 _NAMED = ("left", "right")

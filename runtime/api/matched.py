@@ -27,8 +27,8 @@ from holdfast.runtime.operators.patterns.results import Result, Taken
 from holdfast.runtime.plan.graph import Graph, Node, check_name
 from holdfast.runtime.rows.expressions import Use, predicate_of, unknown_column
 from holdfast.runtime.rows.kept_columns import kept_column
-from holdfast.runtime.rows.patterns import FIRST, NOT_FOLLOWED_BY, PARTIALS, PARTIALS_MAX, THEN, Pattern, takes_matches
 from holdfast.runtime.rows.row_types import misfit, unreadable
+from holdfast.runtime.time.patterns import FIRST, NOT_FOLLOWED_BY, PARTIALS, PARTIALS_MAX, THEN, Pattern, takes_matches
 from holdfast.state.keys.batch import KeyType
 
 _EXAMPLE = 'hf.pattern("a", pl.col("kind") == "a").followed_by("b", pl.col("kind") == "b").within("1h")'

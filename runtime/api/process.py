@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from holdfast.arguments import position
 from holdfast.runtime.api.functions import checked_policy, refused, row_schema
+from holdfast.runtime.functions.keyed_process import EVENT, Declaration, declared_by, refusal_of
 from holdfast.runtime.operators.contract import MAIN
 from holdfast.runtime.operators.process.batches import ProcessBatches
 from holdfast.runtime.operators.process.operator import Process
@@ -20,7 +21,6 @@ from holdfast.runtime.plan.graph import Graph, Node
 from holdfast.runtime.plan.graph import refused as refused_at
 from holdfast.runtime.rows.dead_letters import OnError
 from holdfast.runtime.rows.expressions import Use
-from holdfast.runtime.rows.keyed_process import EVENT, Declaration, declared_by, refusal_of
 from holdfast.runtime.rows.row_types import misfit, unreadable
 
 CALLED = 'give an instance: .process("fraud", Fraud(), to=Alert)'

@@ -27,6 +27,8 @@ from holdfast.runtime.api.tables import changes_of, converted, group_keys, group
 from holdfast.runtime.api.unsupported import KEYED_STREAM, STREAM, no_attribute
 from holdfast.runtime.api.windowed import Grouping, aggregated, checked_keep, grouping_of, late, refuse_own
 from holdfast.runtime.config.durations import Duration, duration_ms
+from holdfast.runtime.functions.aggregation import Aggregation, bound, check_former, refuse_unnamed
+from holdfast.runtime.functions.keyed_process import KeyedProcess
 from holdfast.runtime.operators.aggregates.aggregate import Aggregate
 from holdfast.runtime.operators.aggregates.running import RunningAggregate
 from holdfast.runtime.operators.call import How
@@ -37,17 +39,15 @@ from holdfast.runtime.operators.sink import SinkStep
 from holdfast.runtime.operators.union import Union
 from holdfast.runtime.plan.drawing import columns_text as schema_text
 from holdfast.runtime.plan.graph import NOT_GIVEN, Graph, Node, check_name, refused
-from holdfast.runtime.rows.aggregates.aggregation import Aggregation, bound, check_former, refuse_unnamed
 from holdfast.runtime.rows.expressions import Column, Use, columns_of, predicate_of, unknown_column
-from holdfast.runtime.rows.join_bounds import Between
-from holdfast.runtime.rows.keyed_process import KeyedProcess
-from holdfast.runtime.rows.patterns import PARTIALS, Pattern
 from holdfast.runtime.rows.row_types import ArrowSchema, R, Row, T
 from holdfast.runtime.rows.schema import aliases_of, renamed
-from holdfast.runtime.rows.triggers import AllTime, Every
-from holdfast.runtime.rows.windows import LENGTH_MAX_US, WINDOW_END, Windows
 from holdfast.runtime.sources.connector import Connector, sink_of
-from holdfast.sinks.contract import Sink
+from holdfast.runtime.time.join_bounds import Between
+from holdfast.runtime.time.patterns import PARTIALS, Pattern
+from holdfast.runtime.time.triggers import AllTime, Every
+from holdfast.runtime.time.windows import LENGTH_MAX_US, WINDOW_END, Windows
+from holdfast.sinks.contract.sink import Sink
 from holdfast.state.keys.batch import KeyType
 from holdfast.traits import not_a
 

@@ -10,6 +10,13 @@ import pyarrow as pa
 
 from holdfast.arguments import position
 from holdfast.errors import ConfigError
+from holdfast.runtime.functions.aggregation import (
+    Aggregation,
+    BoundAggregation,
+    bound,
+    check_former,
+    refuse_unnamed,
+)
 from holdfast.runtime.operators.joins.join import OUTER
 from holdfast.runtime.operators.tables.changes import Changes
 from holdfast.runtime.operators.tables.foreign import ForeignJoin, Matches
@@ -22,17 +29,10 @@ from holdfast.runtime.operators.tables.search import HOLDS, Search, Term
 from holdfast.runtime.operators.tables.upserts import Upserts
 from holdfast.runtime.operators.tables.versioned import VALID_FROM, VersionedLookup
 from holdfast.runtime.plan.graph import Graph, Node, check_name, refused
-from holdfast.runtime.rows.aggregates.aggregation import (
-    Aggregation,
-    BoundAggregation,
-    bound,
-    check_former,
-    refuse_unnamed,
-)
 from holdfast.runtime.rows.expressions import unknown_column
-from holdfast.runtime.rows.join_bounds import LEFT, RIGHT
 from holdfast.runtime.rows.kept_columns import kept_column
-from holdfast.runtime.rows.windows import TIME, WINDOW_END
+from holdfast.runtime.time.join_bounds import LEFT, RIGHT
+from holdfast.runtime.time.windows import TIME, WINDOW_END
 from holdfast.state.keys.batch import KeyType
 from holdfast.storage.log.changelog import DELETED
 

@@ -15,22 +15,22 @@ import pyarrow as pa
 
 from holdfast.arguments import position
 from holdfast.runtime.config.durations import Duration, duration_ms
-from holdfast.runtime.operators.side import LATE, Side
-from holdfast.runtime.operators.windows.counted import CountedAggregate
-from holdfast.runtime.operators.windows.session import SessionAggregate
-from holdfast.runtime.operators.windows.sliding import SlidingAggregate
-from holdfast.runtime.operators.windows.window import WindowAggregate
-from holdfast.runtime.plan.graph import Graph, Node, check_name, refused
-from holdfast.runtime.rows.aggregates.aggregation import (
+from holdfast.runtime.functions.aggregation import (
     Aggregation,
     BoundAggregation,
     bound,
     check_former,
     refuse_unnamed,
 )
+from holdfast.runtime.operators.side import LATE, Side
+from holdfast.runtime.operators.windows.counted import CountedAggregate
+from holdfast.runtime.operators.windows.session import SessionAggregate
+from holdfast.runtime.operators.windows.sliding import SlidingAggregate
+from holdfast.runtime.operators.windows.window import WindowAggregate
+from holdfast.runtime.plan.graph import Graph, Node, check_name, refused
 from holdfast.runtime.rows.expressions import unknown_column
-from holdfast.runtime.rows.triggers import AllTime, Every
-from holdfast.runtime.rows.windows import LENGTH_MAX_US, TIME, WINDOW_END, WINDOW_START, Windows
+from holdfast.runtime.time.triggers import AllTime, Every
+from holdfast.runtime.time.windows import LENGTH_MAX_US, TIME, WINDOW_END, WINDOW_START, Windows
 
 EMITS = ("close", "final")
 

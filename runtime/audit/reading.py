@@ -35,8 +35,8 @@ from holdfast.runtime.plan.model import SinkSpec, SourceSpec
 from holdfast.runtime.plan.source import OpenSource, Source, gone, same_from, unpaced
 from holdfast.runtime.sources.reading import split
 from holdfast.runtime.worker.digests import COUNTS, ROWS, records_digested
-from holdfast.sinks.audited import AuditableSink, AuditQuery, Delivery, Gone, TargetContents, auditable
-from holdfast.sinks.staging import audited, decode, last_per_key
+from holdfast.sinks.contract.audited import AuditableSink, AuditQuery, Delivery, Gone, TargetContents, auditable
+from holdfast.sinks.protocol.staging import audited, decode, last_per_key
 from holdfast.storage.digests import NOTHING, added, removed, whole
 
 READ_BYTES_MAX = 4 << 20

@@ -10,7 +10,7 @@ from holdfast.frozen import replace
 from holdfast.model import Subtask
 from holdfast.runtime.driver.deployment import all_ready, assigned
 from holdfast.runtime.driver.state import ALIGNED_WITHIN_S, Hosted, Master, Running, Send, Step
-from holdfast.runtime.rows.time_alignment import ALWAYS_LEFT, Look, Place, Reached, looked
+from holdfast.runtime.time.time_alignment import ALWAYS_LEFT, Look, Place, Reached, looked
 from holdfast.runtime.wire import messages as m
 
 PULSES_PER_WINDOW = 4

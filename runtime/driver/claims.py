@@ -13,7 +13,7 @@ from collections.abc import Collection
 
 from holdfast.checkpoint.joblog import Job
 from holdfast.model import Epoch, Tag
-from holdfast.sinks.owners import Claim
+from holdfast.sinks.contract.owners import Claim
 
 
 def claim_of(job: Job, adopted: Collection[str] = (), rewind_to: Epoch | None = None) -> Claim:

@@ -17,7 +17,7 @@ from holdfast.checkpoint.committing import COMMITTER
 from holdfast.model import NO_EPOCH, Pending
 from holdfast.runtime.driver.state import Master, Running, Send
 from holdfast.runtime.wire import messages as m
-from holdfast.sinks import delivery
+from holdfast.sinks.protocol import delivery
 
 HANDED_OVER_MAX = delivery.TOGETHER_EPOCHS_MAX
 """Epochs of a sink in one message; the committer gets the next ones as it confirms these."""

@@ -38,7 +38,7 @@ from holdfast.runtime.driver.repair import Repairs
 from holdfast.runtime.driver.state import Site
 from holdfast.runtime.plan.model import SinkSpec, SourceSpec
 from holdfast.runtime.wire import messages as m
-from holdfast.sinks.changelogs import Changelog
+from holdfast.sinks.contract.changelogs import Changelog
 
 _log = logging.getLogger("holdfast.driver")
 LOG_RETRY_S = 0.1

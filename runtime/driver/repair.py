@@ -25,8 +25,8 @@ from holdfast.model import Generation, Subtask, Tag, Writer
 from holdfast.ports import Lane
 from holdfast.runtime.driver.claims import claim_of
 from holdfast.runtime.plan.compiler import SinkSpec
-from holdfast.sinks.contract import Repair, Rewinding, repairable
-from holdfast.sinks.owners import NEVER, Claim, went_back
+from holdfast.sinks.contract.owners import NEVER, Claim, went_back
+from holdfast.sinks.contract.sink import Repair, Rewinding, repairable
 
 RETRY_S = 0.5
 

@@ -30,9 +30,9 @@ from holdfast.model import (
 )
 from holdfast.runtime.driver.killing import Death, Kills
 from holdfast.runtime.driver.waypoints import Waypoint, Waypoints
-from holdfast.runtime.rows.time_alignment import Aligned, Group
+from holdfast.runtime.time.time_alignment import Aligned, Group
 from holdfast.runtime.wire import messages as m
-from holdfast.sinks.delivery import BACKLOG_BYTES_MAX
+from holdfast.sinks.protocol.delivery import BACKLOG_BYTES_MAX
 
 SAVEPOINTS_WAITING_MAX = 16
 Site = tuple[str, str]

@@ -27,8 +27,8 @@ from holdfast.runtime.plan.source import Source
 from holdfast.runtime.plan.targets import same_target, target_of
 from holdfast.runtime.plan.topic import outputs_of
 from holdfast.runtime.wire.presence import is_gone
-from holdfast.sinks.changelogs import ROOT, shown_place
-from holdfast.sinks.contract import owned
+from holdfast.sinks.contract.changelogs import ROOT, shown_place
+from holdfast.sinks.contract.sink import owned
 
 LOOK_EVERY_S = 0.2
 NOTED_AFTER_S = 1.0

@@ -2,7 +2,7 @@
 
 Targets are read first and the log afterwards: a live driver may complete and deliver epochs meanwhile, and every epoch
 in a target was completed in the log before. An unreachable target is compared when it is first written to, in that
-transaction (sinks/owners.py).
+transaction (sinks/contract/owners.py).
 
 Invariants
     - A target whose owner the job's log does not know, or that belongs to another sink, is refused, unless the user
@@ -25,8 +25,7 @@ from holdfast.checkpoint.repository import Repository
 from holdfast.errors import ConfigError, Damaged, HoldfastError, Unavailable, Where
 from holdfast.model import Tag
 from holdfast.runtime.plan.model import SinkSpec
-from holdfast.sinks.contract import held
-from holdfast.sinks.owners import (
+from holdfast.sinks.contract.owners import (
     NEVER,
     Claim,
     Holding,
@@ -37,6 +36,7 @@ from holdfast.sinks.owners import (
     stands_beyond,
     went_back,
 )
+from holdfast.sinks.contract.sink import held
 
 NOT_STARTED = "the job was not started; state and output are untouched"
 

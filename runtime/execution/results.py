@@ -2,7 +2,7 @@
 
 Their place depends on the job's root, which is known when a run or a command starts, not when the code builds the app.
 
-Source: sinks/collect.py, sinks/console.py.
+Source: sinks/program/collect.py, sinks/program/console.py.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 from holdfast.errors import ConfigError, Where
 from holdfast.runtime.plan.model import Plan, SinkSpec
 from holdfast.runtime.plan.source import COPIES, in_folder
-from holdfast.sinks.collect import Collect
-from holdfast.sinks.console import SUFFIX, Console
+from holdfast.sinks.program.collect import Collect
+from holdfast.sinks.program.console import SUFFIX, Console
 from holdfast.storage.paths import join
 
 FOLDER = "results"

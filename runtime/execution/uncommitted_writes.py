@@ -14,7 +14,7 @@ from holdfast.checkpoint.manifest import Manifest
 from holdfast.errors import ConfigError, Unavailable, Where
 from holdfast.runtime.plan.compiler import Plan, SinkSpec
 from holdfast.runtime.plan.immediate import immediate_sink, repeats
-from holdfast.sinks.immediate import Origin
+from holdfast.sinks.contract.immediate import Origin
 
 
 def check_written_immediately(plan: Plan, before: Manifest) -> None:

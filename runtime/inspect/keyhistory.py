@@ -28,7 +28,7 @@ from holdfast.runtime.inspect.reading import At, at_checkpoint, gathered, of_key
 from holdfast.runtime.inspect.topic import with_topic
 from holdfast.runtime.inspect.view import View, view_of
 from holdfast.runtime.job.stored import Stored
-from holdfast.runtime.rows.windows import TIME
+from holdfast.runtime.time.windows import TIME
 from holdfast.state.blocks import BlockReader, Rows, concatenated
 from holdfast.state.changelog import opened
 from holdfast.state.keys.batch import Keys

@@ -31,9 +31,17 @@ from holdfast.runtime.inspect.view import view_of
 from holdfast.runtime.job.stored import Stored
 from holdfast.runtime.sources.connector import changelog_of
 from holdfast.runtime.sources.installed import connector_class
-from holdfast.sinks.changelogs import AsOf, OpenChangelog, check_holds, check_ours, check_reaches, is_on, shown_place
-from holdfast.sinks.owners import Claim
-from holdfast.sinks.staging import last_per_key
+from holdfast.sinks.contract.changelogs import (
+    AsOf,
+    OpenChangelog,
+    check_holds,
+    check_ours,
+    check_reaches,
+    is_on,
+    shown_place,
+)
+from holdfast.sinks.contract.owners import Claim
+from holdfast.sinks.protocol.staging import last_per_key
 from holdfast.state.changelog import SegmentHeader, seal
 from holdfast.state.compact import compact
 from holdfast.state.records import deltas_in

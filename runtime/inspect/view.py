@@ -20,11 +20,11 @@ import pyarrow as pa
 
 from holdfast.checkpoint.manifest import OperatorState
 from holdfast.model import NEVER_US
+from holdfast.runtime.functions.aggregation import BoundAggregation, function_of, rebound, state_columns
+from holdfast.runtime.functions.registry import KINDS
 from holdfast.runtime.operators.contract import is_part
 from holdfast.runtime.plan.fields import kept_fields
-from holdfast.runtime.rows.aggregates.aggregation import BoundAggregation, function_of, rebound, state_columns
-from holdfast.runtime.rows.aggregates.registry import KINDS
-from holdfast.runtime.rows.windows import (
+from holdfast.runtime.time.windows import (
     CLOCK_COLUMNS,
     CLOCK_KEY,
     TIME,

@@ -35,7 +35,7 @@ from holdfast.runtime.microbatch.ranges import Pace, ends_of_epoch, in_step
 from holdfast.runtime.microbatch.task import PERMANENT, Batch
 from holdfast.runtime.operators.suspicion import lifted
 from holdfast.runtime.plan.compiler import Plan
-from holdfast.runtime.rows.time_alignment import Aligned, Look, Place, Reached, looked
+from holdfast.runtime.time.time_alignment import Aligned, Look, Place, Reached, looked
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.worker.compaction import CompactJob
 from holdfast.runtime.worker.deliveries import Deliveries

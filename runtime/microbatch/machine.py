@@ -44,7 +44,7 @@ from holdfast.model import (
     Writer,
 )
 from holdfast.runtime.microbatch.blocks import Attempt, Result, mixed
-from holdfast.runtime.rows.time_alignment import Place
+from holdfast.runtime.time.time_alignment import Place
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.worker.protocol import Deliver
 

@@ -23,7 +23,7 @@ from holdfast.runtime.microbatch.machine import Positions
 from holdfast.runtime.microbatch.task import Stop
 from holdfast.runtime.plan.model import SourceSpec
 from holdfast.runtime.plan.source import OpenSource, appeared, telling
-from holdfast.runtime.rows.time_alignment import Place
+from holdfast.runtime.time.time_alignment import Place
 from holdfast.runtime.wire.messages import PartitionTime
 
 LOOK_EVERY_S = 0.5

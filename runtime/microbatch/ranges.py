@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from holdfast.runtime.rows.time_alignment import Group, Limit, Place, Reached
+from holdfast.runtime.time.time_alignment import Group, Limit, Place, Reached
 
 ROWS_FIRST, ROWS_MIN = 100_000, 1_000
 

@@ -32,8 +32,8 @@ from holdfast.runtime.operators.time_slice import unmarked
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.plan.memory import Budget
 from holdfast.runtime.plan.source import OpenSource, unpaced
-from holdfast.runtime.rows.time_alignment import Place
 from holdfast.runtime.sources.reading import Throttle, open_readings
+from holdfast.runtime.time.time_alignment import Place
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.channels import Frame, Network
 from holdfast.runtime.wire.vitals import Mark

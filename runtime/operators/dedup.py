@@ -43,7 +43,7 @@ from holdfast.runtime.operators.differences import Found, columns_text, compare_
 from holdfast.runtime.operators.event_clock import CLOCK_TABLE, EventClock, Times, drop_vacant, time_not_held
 from holdfast.runtime.operators.side import LATE
 from holdfast.runtime.operators.union import relabelled
-from holdfast.runtime.rows.windows import (
+from holdfast.runtime.time.windows import (
     END_COLUMN,
     TIME,
     WINDOW_END,

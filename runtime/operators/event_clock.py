@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from holdfast.errors import JobFailed, Where
 from holdfast.model import LAST_US, NEVER_US
 from holdfast.runtime.operators.contract import KeyGroups, OperatorContext, TableDraft, part_name
-from holdfast.runtime.rows.windows import CLOCK_COLUMNS, CLOCK_KEY, not_held
+from holdfast.runtime.time.windows import CLOCK_COLUMNS, CLOCK_KEY, not_held
 from holdfast.state.keys.batch import Keys
 from holdfast.state.keys.keygroups import key_of_group
 from holdfast.state.tables.table import Table

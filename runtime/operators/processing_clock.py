@@ -17,7 +17,7 @@ from __future__ import annotations
 import numpy as np
 
 from holdfast.runtime.operators.contract import OperatorContext, TableDraft, part_name
-from holdfast.runtime.rows.windows import CLOCK_COLUMNS, CLOCK_KEY
+from holdfast.runtime.time.windows import CLOCK_COLUMNS, CLOCK_KEY
 from holdfast.state.keys.keygroups import key_of_group
 
 NOW_TABLE = TableDraft(CLOCK_KEY, CLOCK_COLUMNS, "_now")

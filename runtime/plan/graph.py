@@ -20,7 +20,7 @@ from holdfast.runtime.plan.drawing import Box, box_of, columns_text, drawn, join
 from holdfast.runtime.plan.source import Source
 from holdfast.runtime.rows.dead_letters import DLQ, OnError
 from holdfast.runtime.rows.expressions import Column
-from holdfast.sinks.contract import Sink
+from holdfast.sinks.contract.sink import Sink
 
 NAME_LENGTH_MAX = 100
 NOT_GIVEN: Any = None

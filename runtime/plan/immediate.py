@@ -28,7 +28,7 @@ from holdfast.runtime.plan.model import ANY_FRAGMENT, Fragment, Plan, SinkSpec
 from holdfast.runtime.plan.shown.report import describe
 from holdfast.runtime.rows.expressions import Column
 from holdfast.runtime.rows.forms import form_of
-from holdfast.sinks.immediate import ImmediateSink, idempotent
+from holdfast.sinks.contract.immediate import ImmediateSink, idempotent
 
 ANY_PATH = "any"
 """The identity of the path of a sink that repeats: no row of former code keeps those of newer code out."""

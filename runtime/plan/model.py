@@ -29,10 +29,10 @@ from holdfast.runtime.plan.drawing import Box, box_of, columns_text, drawn, join
 from holdfast.runtime.plan.source import Source
 from holdfast.runtime.rows.dead_letters import OnError
 from holdfast.runtime.rows.expressions import Column
-from holdfast.runtime.rows.time_alignment import Group
-from holdfast.sinks.changelogs import ROOT, Changelog
-from holdfast.sinks.contract import Sink
-from holdfast.sinks.staging import decode
+from holdfast.runtime.time.time_alignment import Group
+from holdfast.sinks.contract.changelogs import ROOT, Changelog
+from holdfast.sinks.contract.sink import Sink
+from holdfast.sinks.protocol.staging import decode
 from holdfast.state.tables.spec import TableSpec
 
 ANY_FRAGMENT = -1

@@ -16,7 +16,7 @@ from difflib import SequenceMatcher
 from typing import Any
 
 from holdfast.runtime.plan.shape import FORMAT_VERSION, Chain, chain_of
-from holdfast.runtime.rows.windows import span
+from holdfast.runtime.time.windows import span
 
 FROM_HERE = "applies to the records after the checkpoint; state and rows of earlier records stay"
 

@@ -15,8 +15,8 @@ from holdfast.errors import ConfigError, Where
 from holdfast.runtime.plan.model import Plan, SinkSpec
 from holdfast.runtime.plan.source import Source, reads_again
 from holdfast.runtime.plan.topic import outputs_of
-from holdfast.sinks.contract import Sink
-from holdfast.sinks.immediate import IMMEDIATE
+from holdfast.sinks.contract.immediate import IMMEDIATE
+from holdfast.sinks.contract.sink import Sink
 from holdfast.storage.kafka.place import LOOPBACK, is_one_cluster
 from holdfast.storage.paths import is_same_place, join
 

@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from holdfast.model import CHANGELOG
 from holdfast.runtime.plan.model import ANY_FRAGMENT, Plan, SinkSpec
-from holdfast.sinks.changelogs import Changelog
-from holdfast.sinks.contract import OP
+from holdfast.sinks.contract.changelogs import Changelog
+from holdfast.sinks.contract.sink import OP
 from holdfast.state.records import DELETED, KEY, RECORDS, records_of
 
 

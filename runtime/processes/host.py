@@ -46,7 +46,7 @@ from holdfast.runtime.wire.presence import boot_id
 from holdfast.runtime.wire.processes import die_with_parent
 from holdfast.runtime.worker.local import LocalFolders
 from holdfast.runtime.worker.loop import Limits, WorkerLoop
-from holdfast.sinks.delivery import BACKLOG_BYTES_MAX
+from holdfast.sinks.protocol.delivery import BACKLOG_BYTES_MAX
 from holdfast.storage.objects import open_objects
 
 EXIT_SESSION_LOST = 75

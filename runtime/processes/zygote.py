@@ -43,7 +43,7 @@ PRELOADED = (
     "polars_hash",
     "holdfast.runtime.api.app",
     "holdfast.runtime.sources.log",
-    "holdfast.sinks.log",
+    "holdfast.sinks.log.sink",
     "holdfast.sinks.sqlite.sink",
     "holdfast.state.compiled.planes",
     "holdfast.state.keys.hashing",

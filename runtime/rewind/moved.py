@@ -23,8 +23,8 @@ from holdfast.errors import ConfigError, Where
 from holdfast.runtime.plan import shape_changes
 from holdfast.runtime.plan.model import SinkSpec
 from holdfast.runtime.plan.targets import same_target, target_of
-from holdfast.sinks.contract import held
-from holdfast.sinks.owners import NEVER, Holding, went_back
+from holdfast.sinks.contract.owners import NEVER, Holding, went_back
+from holdfast.sinks.contract.sink import held
 
 
 def lacks_output(there: Manifest, here: Manifest, job_uuid: str, spec: SinkSpec) -> tuple[str, bool] | None:

@@ -28,7 +28,7 @@ from holdfast.ports import Clock
 from holdfast.runtime.driver.repair import Order, not_repairable, writers_of
 from holdfast.runtime.plan.model import SinkSpec
 from holdfast.runtime.rewind.moved import lacks_output
-from holdfast.sinks.contract import repairable
+from holdfast.sinks.contract.sink import repairable
 
 IMPOSSIBLE = "impossible"
 """The verdict that leaves a target with output of the abandoned timeline."""

@@ -35,7 +35,7 @@ from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire import presence
 from holdfast.runtime.wire.clock import SystemClock
 from holdfast.runtime.wire.mailbox import Mailbox, ThreadLanes
-from holdfast.sinks.changelogs import ROOT
+from holdfast.sinks.contract.changelogs import ROOT
 
 POLL_S = 0.02
 TELL_EVERY_S = 0.5

@@ -1,4 +1,4 @@
-"""Rows and what is computed from them: schema, row types, expressions, aggregates, windows, watermarks, dead letters.
+"""Rows: schema, row types, expressions, types of state, dead letters.
 
-It knows no plan, no operator and no process. Pure.
+No time, no format of records and no aggregate; it knows no plan, no operator and no process. Pure.
 """

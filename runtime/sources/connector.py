@@ -13,8 +13,8 @@ from typing import Protocol, cast
 
 from holdfast.errors import ConfigError
 from holdfast.runtime.plan.source import Source
-from holdfast.sinks.changelogs import ROOT, Changelog
-from holdfast.sinks.contract import Sink
+from holdfast.sinks.contract.changelogs import ROOT, Changelog
+from holdfast.sinks.contract.sink import Sink
 
 
 class SourceConnector(Protocol):

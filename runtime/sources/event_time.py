@@ -25,9 +25,9 @@ from holdfast.model import LAST_US, NEVER_US, SourcePosition, Watermark
 from holdfast.ports import Clock
 from holdfast.runtime.plan.model import SourceSpec
 from holdfast.runtime.plan.source import OpenSource, telling
-from holdfast.runtime.rows import watermark
-from holdfast.runtime.rows.event_times import times_of
-from holdfast.runtime.rows.windows import TIME_LAST_US, micros_of
+from holdfast.runtime.time import watermark
+from holdfast.runtime.time.event_times import times_of
+from holdfast.runtime.time.windows import TIME_LAST_US, micros_of
 from holdfast.runtime.wire.messages import PartitionTime
 
 _ALIVE, _QUIET = Watermark(NEVER_US), Watermark(NEVER_US, quiet=True)

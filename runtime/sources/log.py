@@ -2,7 +2,7 @@
 
 Only the path and the expected columns are sent to the workers; each worker opens the log itself. As a source, a log
 that is missing or has other columns is refused at plan time. As a sink, a missing log is created when the job starts
-and an existing one is checked; see sinks/log.py.
+and an existing one is checked; see sinks/log/sink.py.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from holdfast.runtime.plan.ahead import Ahead, Read, ReaderAhead
 from holdfast.runtime.plan.source import OFFSETS, PartitionReader
 from holdfast.runtime.rows.row_types import ArrowSchema, RowsOf, T
 from holdfast.runtime.rows.schema import data_schema_of, difference_to_read
-from holdfast.sinks.log import LogSink
-from holdfast.sinks.log_changelog import LogChangelog
+from holdfast.sinks.log.changelog import LogChangelog
+from holdfast.sinks.log.sink import LogSink
 from holdfast.storage.bulk import read_together
 from holdfast.storage.log.changelog import DELETED
 from holdfast.storage.log.format import LogMeta, describe_column

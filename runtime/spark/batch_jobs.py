@@ -37,13 +37,13 @@ from holdfast.runtime.microbatch.blocks import Attempt, Parcel, Result, parcel_o
 from holdfast.runtime.microbatch.deaths import Death, ProcessEnded
 from holdfast.runtime.microbatch.job_watch import JobWatch, Stage
 from holdfast.runtime.microbatch.task import Batch, Ports, run_task
-from holdfast.runtime.microbatch.warm import LocalImages, WarmState
 from holdfast.runtime.processes.memory import MemorySettings, budget_of
 from holdfast.runtime.spark import marks
 from holdfast.runtime.spark.launch import first_line, is_one_process
 from holdfast.runtime.wire.clock import SystemClock
 from holdfast.runtime.wire.presence import boot_id
 from holdfast.runtime.wire.vitals import FUNCTION, SOURCE
+from holdfast.runtime.worker.images import LocalImages, WarmState
 from holdfast.storage.objects import open_objects
 
 _log = logging.getLogger(__name__)

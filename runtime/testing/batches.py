@@ -26,7 +26,7 @@ from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.channels import Network
 from holdfast.runtime.worker.compaction import restore
 from holdfast.runtime.worker.local import LocalState, MemoryState
-from holdfast.sinks.delivery import BACKLOG_BYTES_MAX
+from holdfast.sinks.protocol.delivery import BACKLOG_BYTES_MAX
 
 _PLACE = "here"
 

@@ -41,10 +41,10 @@ from holdfast.runtime.rows.rows import WrongRow, batch_of_rows
 from holdfast.runtime.rows.schema import aliases_of
 from holdfast.runtime.testing.cluster import Cluster
 from holdfast.runtime.testing.unused import followed_us
-from holdfast.sinks.changelogs import Changelog
-from holdfast.sinks.doubles.immediate import ImmediateTable
-from holdfast.sinks.doubles.repeating import RepeatingTable
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.contract.changelogs import Changelog
+from holdfast.sinks.memory.immediate import ImmediateTable
+from holdfast.sinks.memory.repeating import RepeatingTable
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.storage.objects import MemoryObjects
 from holdfast.traits import SourceTraits
 

@@ -26,8 +26,8 @@ from holdfast.errors import ConfigError, HoldfastError, Unavailable
 from holdfast.runtime.plan.source import OpenSource
 from holdfast.runtime.testing.source_kit import ANY_BYTES, SourceKit
 from holdfast.runtime.testing.tested_sink import ANN, BEA, LEFT, Row, SinkKit, tag
-from holdfast.sinks.contract import FaultPoint, Target
-from holdfast.sinks.owners import NEVER
+from holdfast.sinks.contract.owners import NEVER
+from holdfast.sinks.contract.sink import FaultPoint, Target
 
 BACK_WITHIN_S = 60.0
 """How long a client may take to find out that its server answers again."""

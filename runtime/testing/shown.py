@@ -23,7 +23,7 @@ from holdfast.runtime.plan.graph import FromSource, Graph, Node
 from holdfast.runtime.plan.source import OFFSETS, Source, copied, in_folder, unpaced
 from holdfast.runtime.rows.dead_letters import ERROR, FORM, RAW
 from holdfast.runtime.testing.driver import TestDriver
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 
 INPUT_BYTES_MAX = 256 << 20
 """Bytes of all input as columns."""

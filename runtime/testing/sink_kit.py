@@ -10,7 +10,7 @@
 
 The rows have the columns of `SCHEMA`; those of a sink with a key are told apart by `user`.
 
-Source: sinks/contract.py; PROTOCOL P17, P21, P24; docs/design/0032-connectors.md.
+Source: sinks/contract/sink.py; PROTOCOL P17, P21, P24; docs/design/0032-connectors.md.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ from holdfast.runtime.testing.tested_sink import (
     SinkKit,
     tag,
 )
-from holdfast.sinks.audited import AuditQuery, auditable
-from holdfast.sinks.contract import (
+from holdfast.sinks.contract.audited import AuditQuery, auditable
+from holdfast.sinks.contract.owners import NEVER, Claim
+from holdfast.sinks.contract.sink import (
     AlreadyDelivered,
     Delivered,
     EpochOutput,
@@ -57,7 +58,6 @@ from holdfast.sinks.contract import (
     repairable,
     uploading,
 )
-from holdfast.sinks.owners import NEVER, Claim
 from holdfast.traits import not_a
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow as pa
 
 from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
-from holdfast.sinks.contract import DELETE, OP, PUT, Fault, Sink, Target
-from holdfast.sinks.owners import Claim
+from holdfast.sinks.contract.owners import Claim
+from holdfast.sinks.contract.sink import DELETE, OP, PUT, Fault, Sink, Target
 
 SCHEMA = pa.schema([pa.field("user", pa.int64()), pa.field("name", pa.string())])
 KEY = ("user",)

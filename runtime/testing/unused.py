@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from holdfast.runtime.operators.contract import Arrival
 from holdfast.runtime.plan.model import Plan, SourceSpec
 from holdfast.runtime.rows.dead_letters import Letters
-from holdfast.runtime.rows.event_times import times_of
+from holdfast.runtime.time.event_times import times_of
 from holdfast.runtime.worker.intake import Intake
 
 

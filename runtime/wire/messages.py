@@ -32,7 +32,7 @@ from holdfast.model import (
     WorkerId,
 )
 from holdfast.runtime.wire.vitals import UNKNOWN, At
-from holdfast.sinks.owners import NO_CLAIM, Claim
+from holdfast.sinks.contract.owners import NO_CLAIM, Claim
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):

@@ -21,7 +21,7 @@ from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.wire.messages import Deploy
 from holdfast.runtime.worker.local import Opened, Target, cut_of
 from holdfast.runtime.worker.topic import Older, older
-from holdfast.sinks.changelogs import CompactedMeanwhile
+from holdfast.sinks.contract.changelogs import CompactedMeanwhile
 from holdfast.state.changelog import SegmentHeader
 from holdfast.state.compact import compact
 from holdfast.state.store import Piece

@@ -1,4 +1,4 @@
-"""Carries out sinks/delivery.py for all writers of one worker.
+"""Carries out sinks/protocol/delivery.py for all writers of one worker.
 
 Each writer has a lane, a target and a state machine that outlives recoveries. The machine decides which
 epochs to attempt, and when; this module opens targets, reads staged parts and reports results.
@@ -25,9 +25,9 @@ from holdfast.runtime.wire.messages import Deploy
 from holdfast.runtime.worker.immediate import ImmediateWrites
 from holdfast.runtime.worker.ports import Ports
 from holdfast.runtime.worker.under_way import UnderWay
-from holdfast.sinks import delivery
-from holdfast.sinks.accepting import CONVERSION, undeliverable
-from holdfast.sinks.contract import (
+from holdfast.sinks.contract.accepting import CONVERSION, undeliverable
+from holdfast.sinks.contract.owners import NEVER, Claim
+from holdfast.sinks.contract.sink import (
     AlreadyDelivered,
     EpochOutput,
     Sink,
@@ -38,7 +38,7 @@ from holdfast.sinks.contract import (
     naming_uploads,
     uploading,
 )
-from holdfast.sinks.owners import NEVER, Claim
+from holdfast.sinks.protocol import delivery
 
 
 class Deliveries:

@@ -31,9 +31,9 @@ from holdfast.runtime.plan.immediate import immediate_sink, is_immediate, repeat
 from holdfast.runtime.wire.messages import Deploy
 from holdfast.runtime.worker.ports import Ports
 from holdfast.runtime.worker.under_way import UnderWay
-from holdfast.sinks.accepting import accept
-from holdfast.sinks.immediate import ANYWHERE, ImmediateTarget, Origin, Owner
-from holdfast.sinks.owners import NotOurs
+from holdfast.sinks.contract.accepting import accept
+from holdfast.sinks.contract.immediate import ANYWHERE, ImmediateTarget, Origin, Owner
+from holdfast.sinks.contract.owners import NotOurs
 
 QUEUE_BYTES_MAX = 32 << 20
 """Bytes of one sink that may wait; then sources stop."""

@@ -24,10 +24,10 @@ from holdfast.errors import JobFailed, Where
 from holdfast.runtime.operators.contract import Arrival
 from holdfast.runtime.plan.model import SourceSpec
 from holdfast.runtime.rows.dead_letters import ERROR, FORM, RAW, DeadLetter, Form, Letters, encode_row, reported
-from holdfast.runtime.rows.event_times import times_of
 from holdfast.runtime.rows.expressions import Column
 from holdfast.runtime.rows.schema import aliases_of, in_stream, limited
-from holdfast.runtime.rows.windows import micros_of, not_held, outside
+from holdfast.runtime.time.event_times import times_of
+from holdfast.runtime.time.windows import micros_of, not_held, outside
 from holdfast.runtime.wire.messages import OperatorProgress
 from holdfast.storage.held_values import may_be_unheld, unheld, why
 

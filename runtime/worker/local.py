@@ -29,12 +29,12 @@ from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.plan.memory import Budget
 from holdfast.runtime.wire.messages import TopicState
 from holdfast.runtime.wire.presence import boot_id, machine_id
-from holdfast.sinks.owners import Claim
+from holdfast.sinks.contract.owners import Claim
 from holdfast.state.directory import claim
 from holdfast.state.evolution import declaration
+from holdfast.state.local.rocks import RocksMemory
 from holdfast.state.marker import usable
 from holdfast.state.paging.swap import Swap, resident_bytes, unfit
-from holdfast.state.rocks import RocksMemory
 from holdfast.state.store import Identity, StateStore
 from holdfast.state.tables.slab import PLAIN, Memory
 

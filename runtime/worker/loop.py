@@ -54,7 +54,7 @@ from holdfast.runtime.worker.ports import Ports
 from holdfast.runtime.worker.seal import SealJob, segment_job
 from holdfast.runtime.worker.subtask import Active, SubtaskRun, inputs_of, outputs_of
 from holdfast.runtime.worker.uploads import UPLOAD_FROM_BYTES, Uploads
-from holdfast.sinks.delivery import BACKLOG_BYTES_MAX
+from holdfast.sinks.protocol.delivery import BACKLOG_BYTES_MAX
 from holdfast.state.paging.swap import resident_bytes
 from holdfast.state.store import StateStore
 from holdfast.state.tables.epochs import COPIED_AT_ONCE

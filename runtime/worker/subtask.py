@@ -35,10 +35,10 @@ from holdfast.runtime.operators.time_slice import TimeSlice, unmarked
 from holdfast.runtime.plan.ahead import Ahead, Read
 from holdfast.runtime.plan.compiler import Plan, SourceSpec
 from holdfast.runtime.plan.source import OpenSource
-from holdfast.runtime.rows import watermark
 from holdfast.runtime.rows.dead_letters import DLQ, Letters
 from holdfast.runtime.sources.event_time import EventTime
 from holdfast.runtime.sources.reading import HeldBack, Reading, Throttle, arrived, lost_range
+from holdfast.runtime.time import watermark
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.channels import Links
 from holdfast.runtime.wire.vitals import SOURCE, At, Mark
@@ -48,8 +48,8 @@ from holdfast.runtime.worker.fragment import FragmentRuntime
 from holdfast.runtime.worker.immediate import ImmediateWrites
 from holdfast.runtime.worker.intake import Intake
 from holdfast.runtime.worker.routing import Router
-from holdfast.sinks.accepting import accept
-from holdfast.sinks.staging import Stage
+from holdfast.sinks.contract.accepting import accept
+from holdfast.sinks.protocol.staging import Stage
 from holdfast.state.store import StateStore
 
 READ_BYTES_MAX = 2 << 20
@@ -216,7 +216,7 @@ class SubtaskRun:
 
     def rest(self, silent: Mapping[tuple[str, int], bool]) -> None:
         """Record which partitions have had no record for long: quiet ones, and idle ones (True)."""
-        for idle in (False, True):  # all are quiet before the first is idle: see runtime/rows/watermark.py
+        for idle in (False, True):  # all are quiet before the first is idle: see runtime/time/watermark.py
             for reading in self._readings:
                 known = silent.get((reading.source, reading.partition))
                 if known is not None and (known or not idle) and reading.fragment in self._times:

@@ -21,7 +21,15 @@ from holdfast.checkpoint.bases import pieces, undelivered
 from holdfast.model import NO_EPOCH, Epoch, SegmentRef, Timeline, WorkerId
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.worker.local import Target
-from holdfast.sinks.changelogs import ROOT, AsOf, OpenChangelog, check_holds, check_ours, check_reaches, shown_place
+from holdfast.sinks.contract.changelogs import (
+    ROOT,
+    AsOf,
+    OpenChangelog,
+    check_holds,
+    check_ours,
+    check_reaches,
+    shown_place,
+)
 from holdfast.state.changelog import SegmentHeader, seal
 from holdfast.state.records import deltas_in
 from holdfast.state.store import Piece

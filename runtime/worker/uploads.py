@@ -16,8 +16,8 @@ from collections import Counter
 
 from holdfast.errors import HoldfastError
 from holdfast.runtime.plan.model import Plan
-from holdfast.sinks.contract import Upload, Uploader, UploadingSink, uploading
-from holdfast.sinks.staging import Part, decode
+from holdfast.sinks.contract.sink import Upload, Uploader, UploadingSink, uploading
+from holdfast.sinks.protocol.staging import Part, decode
 
 UPLOAD_FROM_BYTES = 1 << 20
 """A committer handles smaller parts itself: a request for each costs more than the work on their rows."""

@@ -23,7 +23,8 @@ from deltalake.fs import DeltaStorageHandler
 from pyarrow import fs
 
 from holdfast.errors import ConfigError, Damaged
-from holdfast.sinks.contract import DELETE, OP, PUT
+from holdfast.sinks.contract.phrases import NOTHING
+from holdfast.sinks.contract.sink import DELETE, OP, PUT
 from holdfast.sinks.delta.columns import DELTA
 from holdfast.sinks.delta.errors import RAISED, is_conflict, meaning_of
 from holdfast.sinks.delta.place import DeltaPlace, unsafe
@@ -32,7 +33,6 @@ from holdfast.sinks.lakehouse.columns import changed_columns
 from holdfast.sinks.lakehouse.history import UNKNOWN, Entry
 from holdfast.sinks.lakehouse.rewind import digest
 from holdfast.sinks.lakehouse.target import Change
-from holdfast.sinks.phrases import NOTHING
 from holdfast.traits import local
 
 INFO = "holdfast"

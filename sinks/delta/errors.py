@@ -18,9 +18,9 @@ from urllib.parse import quote
 from deltalake.exceptions import CommitFailedError, DeltaError, DeltaProtocolError, SchemaMismatchError
 
 from holdfast.errors import ConfigError, Damaged, HoldfastError, NotAdmitted, Unavailable
+from holdfast.sinks.contract.phrases import NOTHING, READS_TAG, UNKNOWN, persists
 from holdfast.sinks.delta.place import DeltaPlace
 from holdfast.sinks.lakehouse.lost_files import data_file_gone, is_data_file_gone
-from holdfast.sinks.phrases import NOTHING, READS_TAG, UNKNOWN, persists
 
 RAISED = (DeltaError, OSError, ValueError, RuntimeError)
 """What calls of the library raise."""

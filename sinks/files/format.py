@@ -23,8 +23,8 @@ import pyarrow as pa
 
 from holdfast.errors import ConfigError, Damaged
 from holdfast.model import Epoch, Generation, Tag, Timeline, Writer
+from holdfast.sinks.contract.owners import Claim, Held
 from holdfast.sinks.files.hive import Partitioning
-from holdfast.sinks.owners import Claim, Held
 from holdfast.storage.hashed import fits_hash, with_hash
 from holdfast.storage.log.format import commit_path, decode_schema, encode_schema
 from holdfast.storage.paths import is_object_in

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from holdfast.errors import Unavailable
-from holdfast.sinks.contract import Repair, Rewinding
+from holdfast.sinks.contract.sink import Repair, Rewinding
 from holdfast.sinks.files.commits import Commits, new_id
 from holdfast.sinks.files.format import (
     STAGING,
@@ -27,7 +27,7 @@ from holdfast.sinks.files.format import (
     writer_name,
 )
 from holdfast.sinks.files.target import ATTEMPTS_MAX, admit
-from holdfast.sinks.undo import SAMPLE_MAX, impossible, is_undone, overtaken, refused, untouched
+from holdfast.sinks.protocol.undo import SAMPLE_MAX, impossible, is_undone, overtaken, refused, untouched
 
 Size = Callable[[str], int | None]
 """Returns the bytes of the file with a final name; None if there is none. Raises Unavailable."""

@@ -12,14 +12,14 @@ import pyarrow as pa
 from holdfast.errors import ConfigError
 from holdfast.model import Writer
 from holdfast.ports import TidyStore
-from holdfast.sinks.contract import Fault, Repair, Rewinding, check_key, no_fault
+from holdfast.sinks.contract.owners import Claim, Holding
+from holdfast.sinks.contract.sink import Fault, Repair, Rewinding, check_key, no_fault
 from holdfast.sinks.files.commits import Commits, create_folder, open_stores, read_meta
 from holdfast.sinks.files.format import Meta
 from holdfast.sinks.files.hive import Partitioning, Unfit
 from holdfast.sinks.files.repair import Size, plan_repair, repair
 from holdfast.sinks.files.rolling import empty_file
 from holdfast.sinks.files.target import FilesTarget, unfit
-from holdfast.sinks.owners import Claim, Holding
 from holdfast.storage.bulk import get_each
 from holdfast.storage.folders import open_folder
 from holdfast.storage.log.format import describe_column

@@ -16,7 +16,9 @@ import pyarrow as pa
 
 from holdfast.errors import ConfigError, Unavailable
 from holdfast.model import Tag, Writer
-from holdfast.sinks.contract import AlreadyDelivered, Delivered, Fault, Outcome, already, no_fault
+from holdfast.sinks.contract.owners import Claim, check_continues
+from holdfast.sinks.contract.phrases import NOTHING, RETRIES
+from holdfast.sinks.contract.sink import AlreadyDelivered, Delivered, Fault, Outcome, already, no_fault
 from holdfast.sinks.files.commits import Commits, Stores, new_id
 from holdfast.sinks.files.format import (
     Claimed,
@@ -29,8 +31,6 @@ from holdfast.sinks.files.format import (
 )
 from holdfast.sinks.files.hive import Unfit
 from holdfast.sinks.files.rolling import Finished, Rolling
-from holdfast.sinks.owners import Claim, check_continues
-from holdfast.sinks.phrases import NOTHING, RETRIES
 
 ATTEMPTS_MAX = 20
 """How often a delivery tries the next sequence because other writers were faster."""

@@ -25,10 +25,10 @@ import urllib3
 
 from holdfast.errors import ConfigError, HoldfastError, NotAdmitted, Unavailable
 from holdfast.secrets import SHOWN, Secret
+from holdfast.sinks.contract.phrases import RETRIES
 from holdfast.sinks.http.place import KEY_HEADER, TYPE_HEADER, HttpPlace, is_value
 from holdfast.sinks.http.replies import REPLY_SHOWN_MAX, Reply, problem_of, wait_of
 from holdfast.sinks.http.requests import Request, signature_of
-from holdfast.sinks.phrases import RETRIES
 
 REPLY_BYTES_MAX = 64 * 1024
 """How much of a reply is read; more ends the connection, which changes nothing else."""

@@ -22,7 +22,7 @@ from email.utils import parsedate_to_datetime
 
 from holdfast.errors import ConfigError, HoldfastError, NotAdmitted, Unavailable
 from holdfast.quantities import plural
-from holdfast.sinks.phrases import RETRIES
+from holdfast.sinks.contract.phrases import RETRIES
 
 RETRY_AFTER_MAX_S = 60.0
 """How long a receiver can make a delivery wait."""

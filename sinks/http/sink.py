@@ -17,12 +17,12 @@ from holdfast.errors import ConfigError
 from holdfast.extras import install
 from holdfast.model import Writer
 from holdfast.secrets import Secret, secret_argument
-from holdfast.sinks.contract import Fault, check_key, no_fault
+from holdfast.sinks.contract.owners import Claim, Holding
+from holdfast.sinks.contract.sink import Fault, check_key, no_fault
 from holdfast.sinks.http.place import BATCH_ROWS_MAX, HttpPlace, Value, place_of, refused
 from holdfast.sinks.http.target import HttpTarget
 from holdfast.sinks.json_values.rows import check_finite, check_forms
-from holdfast.sinks.log import LogSink
-from holdfast.sinks.owners import Claim, Holding
+from holdfast.sinks.log.sink import LogSink
 from holdfast.storage.paths import refuse_password
 from holdfast.traits import Library, SinkTraits, local
 

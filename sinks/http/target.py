@@ -21,9 +21,9 @@ from typing import Protocol
 import pyarrow as pa
 
 from holdfast.model import Tag, Writer
-from holdfast.sinks.contract import AlreadyDelivered, Delivered, Fault, Outcome, Target, already, no_fault
+from holdfast.sinks.contract.owners import check_continues
+from holdfast.sinks.contract.sink import AlreadyDelivered, Delivered, Fault, Outcome, Target, already, no_fault
 from holdfast.sinks.http.requests import Request, in_pieces, requests_of
-from holdfast.sinks.owners import check_continues
 
 
 class Sender(Protocol):

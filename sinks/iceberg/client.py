@@ -52,7 +52,8 @@ from pyiceberg.transforms import IdentityTransform
 
 from holdfast.errors import ConfigError, Damaged
 from holdfast.extras import install
-from holdfast.sinks.contract import OP, PUT
+from holdfast.sinks.contract.phrases import NOTHING
+from holdfast.sinks.contract.sink import OP, PUT
 from holdfast.sinks.iceberg.columns import ranges, replaced, stored_schema
 from holdfast.sinks.iceberg.errors import meaning_of, no_metadata, raised
 from holdfast.sinks.iceberg.place import IcebergPlace
@@ -62,7 +63,6 @@ from holdfast.sinks.lakehouse.columns import changed_columns
 from holdfast.sinks.lakehouse.history import UNKNOWN, Entry
 from holdfast.sinks.lakehouse.rewind import digest
 from holdfast.sinks.lakehouse.target import Change
-from holdfast.sinks.phrases import NOTHING
 
 INFO = "holdfast"
 """What a commit of a sink says of itself, as JSON in the summary of its snapshot."""

@@ -23,9 +23,9 @@ from pyiceberg.exceptions import (
 from sqlalchemy.exc import SQLAlchemyError
 
 from holdfast.errors import ConfigError, Damaged, HoldfastError, NotAdmitted, Unavailable
+from holdfast.sinks.contract.phrases import NOTHING, READS_TAG, UNKNOWN, persists
 from holdfast.sinks.iceberg.place import IcebergPlace
 from holdfast.sinks.lakehouse.lost_files import data_file_gone, is_data_file_gone
-from holdfast.sinks.phrases import NOTHING, READS_TAG, UNKNOWN, persists
 
 RAISED = (
     *(SQLAlchemyError, OSError, ValueError, RuntimeError),

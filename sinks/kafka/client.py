@@ -26,11 +26,11 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from holdfast.errors import Unavailable
+from holdfast.sinks.contract.phrases import NOTHING, RETRIES, UNKNOWN
 from holdfast.sinks.kafka.errors import is_fenced, late, meaning_of
 from holdfast.sinks.kafka.options import producer_settings, reader_settings
 from holdfast.sinks.kafka.progress import Progress, progress_topic
 from holdfast.sinks.kafka.target import ProducerFenced, Records
-from holdfast.sinks.phrases import NOTHING, RETRIES, UNKNOWN
 from holdfast.storage.kafka.errors import NoOffsets, no_topic, offset_of, outcome_of
 from holdfast.storage.kafka.place import KafkaPlace
 from holdfast.storage.kafka.questions import MISSING_FOR_S, topic_id

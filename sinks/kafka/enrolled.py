@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from holdfast.errors import ConfigError
-from holdfast.sinks.phrases import NOTHING
+from holdfast.sinks.contract.phrases import NOTHING
 from holdfast.storage.kafka.registry import Registry, RegistryPlace
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from confluent_kafka import KafkaError
 
 from holdfast.errors import ConfigError, HoldfastError, NotAdmitted, Unavailable
-from holdfast.sinks.phrases import RETRIES, UNKNOWN, persists
+from holdfast.sinks.contract.phrases import RETRIES, UNKNOWN, persists
 from holdfast.storage.kafka.errors import translated
 from holdfast.storage.kafka.place import KafkaPlace
 

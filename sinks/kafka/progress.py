@@ -15,8 +15,8 @@ from typing import Any
 
 from holdfast.errors import Damaged
 from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
-from holdfast.sinks.owners import Claim, Held
-from holdfast.sinks.phrases import NOTHING
+from holdfast.sinks.contract.owners import Claim, Held
+from holdfast.sinks.contract.phrases import NOTHING
 
 VERSION = 1
 SUFFIX = "-holdfast-progress"

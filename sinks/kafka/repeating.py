@@ -21,7 +21,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from holdfast.errors import HoldfastError
-from holdfast.sinks.immediate import Origin
+from holdfast.sinks.contract.immediate import Origin
 from holdfast.sinks.kafka.target import Records
 
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from holdfast.model import Writer
-from holdfast.sinks.immediate import IMMEDIATE, ImmediateTarget, Owner, Written
+from holdfast.sinks.contract.immediate import IMMEDIATE, ImmediateTarget, Owner, Written
+from holdfast.sinks.contract.owners import Claim
 from holdfast.sinks.kafka.repeating import RepeatingTarget
 from holdfast.sinks.kafka.sink import KafkaSink, check_client
 from holdfast.sinks.kafka.target import KafkaTarget
-from holdfast.sinks.owners import Claim
 from holdfast.traits import SinkTraits
 
 

@@ -15,14 +15,14 @@ import pyarrow as pa
 
 from holdfast.errors import ConfigError
 from holdfast.model import Writer
-from holdfast.sinks.contract import Fault, check_key, no_fault
+from holdfast.sinks.contract.owners import Claim, Holding
+from holdfast.sinks.contract.sink import Fault, check_key, no_fault
 from holdfast.sinks.kafka.encoding import Encoding, JsonValues, Values
 from holdfast.sinks.kafka.enrolled import Enrolled, Header
 from holdfast.sinks.kafka.options import check_options, message_max_bytes
 from holdfast.sinks.kafka.progress import NAME_MAX, Progress, progress_topic
 from holdfast.sinks.kafka.target import TOPIC_REPLACED, EachRow, KafkaTarget, Records, check_rows_fit
 from holdfast.sinks.kafka.transactions import KafkaTransactions
-from holdfast.sinks.owners import Claim, Holding
 from holdfast.storage.kafka.errors import no_client
 from holdfast.storage.kafka.place import KafkaPlace
 from holdfast.storage.kafka.questions import Questions

@@ -30,10 +30,10 @@ import pyarrow as pa
 
 from holdfast.errors import ConfigError, HoldfastError, Unavailable
 from holdfast.model import Tag, Writer
-from holdfast.sinks.contract import AlreadyDelivered, Delivered, EpochOutput, Fault, Outcome, already, no_fault
+from holdfast.sinks.contract.owners import Claim, check_continues, rows_taken_back
+from holdfast.sinks.contract.phrases import NOTHING, RETRIES
+from holdfast.sinks.contract.sink import AlreadyDelivered, Delivered, EpochOutput, Fault, Outcome, already, no_fault
 from holdfast.sinks.kafka.progress import Progress, owner_record, tag_record, topic_record
-from holdfast.sinks.owners import Claim, check_continues, rows_taken_back
-from holdfast.sinks.phrases import NOTHING, RETRIES
 
 Values = Sequence[bytes | None]
 TOPIC_REPLACED = "the topic was deleted and created again"

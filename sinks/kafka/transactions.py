@@ -14,9 +14,9 @@ from contextlib import closing
 from dataclasses import replace
 
 from holdfast.errors import HoldfastError, Unavailable
+from holdfast.sinks.contract.transactions import Hidden
 from holdfast.sinks.kafka.progress import progress_topic
 from holdfast.sinks.kafka.target import ProducerFenced
-from holdfast.sinks.transactions import Hidden
 from holdfast.storage.kafka.place import KafkaPlace
 from holdfast.storage.kafka.questions import Questions
 

@@ -33,8 +33,8 @@ from urllib.parse import quote, unquote
 
 from holdfast.errors import Damaged
 from holdfast.model import Epoch, Generation, Tag, Timeline, Writer
-from holdfast.sinks.owners import Claim, Held, NotOurs, Rival, belongs_to
-from holdfast.sinks.phrases import NOTHING
+from holdfast.sinks.contract.owners import Claim, Held, NotOurs, Rival, belongs_to
+from holdfast.sinks.contract.phrases import NOTHING
 
 PREFIX = "holdfast/1"
 """How all names begin; the number is the version of names and numbers."""

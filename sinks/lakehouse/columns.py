@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.errors import ConfigError
-from holdfast.sinks.contract import DELETE, OP, PUT, check_key, check_null_keys
-from holdfast.sinks.phrases import NOTHING
-from holdfast.sinks.staging import last_per_key
+from holdfast.sinks.contract.phrases import NOTHING
+from holdfast.sinks.contract.sink import DELETE, OP, PUT, check_key, check_null_keys
+from holdfast.sinks.protocol.staging import last_per_key
 
 PARTITION_BYTES_MAX = 200
 """A partition value in the name of a folder, where 255 bytes are the limit of most file systems."""

@@ -23,11 +23,11 @@ import polars as pl
 import pyarrow as pa
 
 from holdfast.errors import Unavailable
-from holdfast.sinks.contract import Fault, Repair, Rewinding, Verdict, no_fault
+from holdfast.sinks.contract.sink import Fault, Repair, Rewinding, Verdict, no_fault
 from holdfast.sinks.lakehouse.book import Book, rewind_numbers
 from holdfast.sinks.lakehouse.history import UNKNOWN, Entry, said, tag_of
 from holdfast.sinks.lakehouse.target import ATTEMPTS_MAX, Change, Version, commit_info
-from holdfast.sinks.undo import SAMPLE_MAX, impossible, is_undone, overtaken, refused, untouched
+from holdfast.sinks.protocol.undo import SAMPLE_MAX, impossible, is_undone, overtaken, refused, untouched
 
 ROWS_COMPARED_MAX = 20_000_000
 """Rows of files that are read to count what a rewind of a table with a key changes; beyond, files are counted."""

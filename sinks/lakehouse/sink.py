@@ -19,13 +19,13 @@ import pyarrow as pa
 from holdfast.errors import ConfigError
 from holdfast.model import Writer
 from holdfast.secrets import Secret
-from holdfast.sinks.contract import Fault, Repair, Rewinding, no_fault
+from holdfast.sinks.contract.owners import Claim, Holding, Rival, at_start, belongs_to
+from holdfast.sinks.contract.sink import Fault, Repair, Rewinding, no_fault
 from holdfast.sinks.lakehouse.book import Book, Sink, namesake
 from holdfast.sinks.lakehouse.columns import Columns
 from holdfast.sinks.lakehouse.history import taken_back
 from holdfast.sinks.lakehouse.rewind import RewindVersion, plan, repair
 from holdfast.sinks.lakehouse.target import TableTarget
-from holdfast.sinks.owners import Claim, Holding, Rival, at_start, belongs_to
 from holdfast.traits import SinkTraits
 
 

@@ -26,11 +26,11 @@ import pyarrow as pa
 
 from holdfast.errors import Unavailable
 from holdfast.model import Tag, Writer
-from holdfast.sinks.contract import AlreadyDelivered, Delivered, Fault, Outcome, already, no_fault
+from holdfast.sinks.contract.owners import Claim, check_continues, rows_taken_back
+from holdfast.sinks.contract.phrases import NOTHING, RETRIES, persists
+from holdfast.sinks.contract.sink import AlreadyDelivered, Delivered, Fault, Outcome, already, no_fault
 from holdfast.sinks.lakehouse.book import Book, Numbers, delivery_numbers
 from holdfast.sinks.lakehouse.history import Entry, taken_back
-from holdfast.sinks.owners import Claim, check_continues, rows_taken_back
-from holdfast.sinks.phrases import NOTHING, RETRIES, persists
 
 Read = Callable[[Iterable[pa.RecordBatch]], tuple[int, pa.Table | None]]
 ATTEMPTS_MAX = 5

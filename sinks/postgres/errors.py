@@ -24,7 +24,7 @@ from collections.abc import Callable
 import psycopg
 
 from holdfast.errors import ConfigError, Damaged, HoldfastError, NotAdmitted, Unavailable
-from holdfast.sinks.phrases import NOTHING, READS_TAG, UNKNOWN, persists
+from holdfast.sinks.contract.phrases import NOTHING, READS_TAG, UNKNOWN, persists
 
 Meaning = Callable[[str, str], HoldfastError]
 """Makes the error from the name of the target and what the server said."""

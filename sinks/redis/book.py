@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from holdfast.errors import Damaged
 from holdfast.model import Epoch, Generation, Tag, Timeline, Writer
-from holdfast.sinks.owners import Claim, Held, Rival
-from holdfast.sinks.phrases import NOTHING
+from holdfast.sinks.contract.owners import Claim, Held, Rival
+from holdfast.sinks.contract.phrases import NOTHING
 
 VERSION = 1
 COLUMNS = b'["columns"]'

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from redis import exceptions
 
 from holdfast.errors import ConfigError, HoldfastError, NotAdmitted, Unavailable
-from holdfast.sinks.phrases import NOTHING, READS_TAG, RETRIES, UNKNOWN, persists
+from holdfast.sinks.contract.phrases import NOTHING, READS_TAG, RETRIES, UNKNOWN, persists
 
 Meaning = Callable[[str, str], HoldfastError]
 """Makes the error from the name of the target and what the server said."""

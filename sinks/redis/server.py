@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.errors import ConfigError, Unavailable
-from holdfast.sinks.phrases import NOTHING
+from holdfast.sinks.contract.phrases import NOTHING
 
 VERSION_MIN = (6, 0)
 

@@ -20,9 +20,9 @@ from holdfast.errors import ConfigError
 from holdfast.extras import install
 from holdfast.model import Writer
 from holdfast.secrets import Secret, secret_argument
-from holdfast.sinks.contract import Fault, check_key, no_fault
+from holdfast.sinks.contract.owners import Claim, Holding
+from holdfast.sinks.contract.sink import Fault, check_key, no_fault
 from holdfast.sinks.json_values.rows import check_forms
-from holdfast.sinks.owners import Claim, Holding
 from holdfast.sinks.redis.book import COLUMNS, Book, columns_value
 from holdfast.sinks.redis.place import RedisPlace, place_of
 from holdfast.sinks.redis.rows import Rows

@@ -27,9 +27,9 @@ import pyarrow as pa
 
 from holdfast.errors import ConfigError, Unavailable
 from holdfast.model import Tag, Writer
-from holdfast.sinks.contract import AlreadyDelivered, Delivered, EpochOutput, Fault, Outcome, already, no_fault
-from holdfast.sinks.owners import Claim, belongs_to, check_continues
-from holdfast.sinks.phrases import NOTHING, RETRIES
+from holdfast.sinks.contract.owners import Claim, belongs_to, check_continues
+from holdfast.sinks.contract.phrases import NOTHING, RETRIES
+from holdfast.sinks.contract.sink import AlreadyDelivered, Delivered, EpochOutput, Fault, Outcome, already, no_fault
 from holdfast.sinks.redis.book import SINK, Book, owner_field, owner_value, sink_value, tag_field, tag_value
 from holdfast.sinks.redis.script import REQUEST_BYTES_MAX, Change, packed
 

@@ -33,7 +33,7 @@ import xxhash
 
 from holdfast.errors import Unavailable
 from holdfast.model import Epoch, RowDigest, Subtask, Tag, Timeline
-from holdfast.sinks.audited import (
+from holdfast.sinks.contract.audited import (
     AuditQuery,
     Delivery,
     Gone,

@@ -18,7 +18,7 @@ Pure: no clock, thread or I/O of its own. Source: PROTOCOL P1, P17; docs/design/
 from __future__ import annotations
 
 from holdfast.errors import ConfigError, Unavailable
-from holdfast.sinks.owners import Claim, Rival, at_start, belongs_to
+from holdfast.sinks.contract.owners import Claim, Rival, at_start, belongs_to
 from holdfast.sinks.sql import owners, tags
 from holdfast.sinks.sql.dialect import Upsert
 from holdfast.sinks.sql.session import Given, Session

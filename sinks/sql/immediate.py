@@ -3,7 +3,7 @@
 The table `holdfast_fence` has one row per partition that a sink is written from: which generation owns it, how far the
 partition had been read at the last write, and the identity of the code in between. The first statement of every write
 moves that row, and only if it is still the writer's own; it also locks the row, so a writer that was overtaken
-meanwhile changes nothing. Rows then apply by their tags alone (sinks/immediate.py).
+meanwhile changes nothing. Rows then apply by their tags alone (sinks/contract/immediate.py).
 
 Rows are loaded into the temporary table of the connection before, as those of a delivery are; of every key only the
 last is.
@@ -25,8 +25,7 @@ import pyarrow as pa
 
 from holdfast.errors import ConfigError
 from holdfast.model import Generation, Subtask, Timeline, Writer
-from holdfast.sinks.contract import DELETE, OP, PUT, Fault, no_fault
-from holdfast.sinks.immediate import (
+from holdfast.sinks.contract.immediate import (
     Origin,
     Owner,
     Written,
@@ -36,6 +35,8 @@ from holdfast.sinks.immediate import (
     origin_prefix,
     refused_write,
 )
+from holdfast.sinks.contract.sink import DELETE, OP, PUT, Fault, no_fault
+from holdfast.sinks.protocol.staging import last_per_key
 from holdfast.sinks.sql import claims, owners, tags
 from holdfast.sinks.sql.connection import WriterConnection
 from holdfast.sinks.sql.dialect import Dialect, Upsert, translated
@@ -43,7 +44,6 @@ from holdfast.sinks.sql.keyed import change
 from holdfast.sinks.sql.row_tags import TOMBSTONE, RowTags
 from holdfast.sinks.sql.session import Given, Session
 from holdfast.sinks.sql.table import TAG_COLUMN, SqlTable
-from holdfast.sinks.staging import last_per_key
 
 _KEY = ("job", "sink", "source", "partition")
 _COLUMNS = (*_KEY, "generation", "timeline", "offset", "path")

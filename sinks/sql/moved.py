@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from holdfast.model import Epoch, Subtask, Tag, Timeline
-from holdfast.sinks.contract import Rewinding
+from holdfast.sinks.contract.sink import Rewinding
 from holdfast.sinks.sql import claims, tags
 from holdfast.sinks.sql.session import Given, Session
 from holdfast.sinks.sql.table import SqlTable

@@ -3,13 +3,13 @@
 The table `holdfast_owner` is created by `prepare`; in a target that an earlier version prepared, by the first
 transaction that notes an owner.
 
-Source: PROTOCOL P17; sinks/owners.py; docs/design/0021-owned-targets.md.
+Source: PROTOCOL P17; sinks/contract/owners.py; docs/design/0021-owned-targets.md.
 """
 
 from __future__ import annotations
 
 from holdfast.model import Generation, Writer
-from holdfast.sinks.owners import Claim, Held
+from holdfast.sinks.contract.owners import Claim, Held
 from holdfast.sinks.sql import tags
 from holdfast.sinks.sql.dialect import Upsert
 from holdfast.sinks.sql.session import Session

@@ -30,7 +30,17 @@ import pyarrow as pa
 
 from holdfast.errors import ConfigError
 from holdfast.model import Epoch, Tag, Timeline, Writer
-from holdfast.sinks.contract import Fault, Repair, Rewinding, Verdict, no_fault
+from holdfast.sinks.contract.sink import Fault, Repair, Rewinding, Verdict, no_fault
+from holdfast.sinks.protocol.undo import (
+    SAMPLE_MAX,
+    Change,
+    dropped,
+    impossible,
+    overtaken,
+    refused,
+    take_back,
+    untouched,
+)
 from holdfast.sinks.sql import claims, moved, owners, tags
 from holdfast.sinks.sql.added import AddedRange, digest, range_of
 from holdfast.sinks.sql.dialect import Column, Missing, TemporaryTable, translated
@@ -39,7 +49,6 @@ from holdfast.sinks.sql.row_tags import GONE, LAST_TAG, LAST_WRITER, bury_repair
 from holdfast.sinks.sql.session import Given, Session
 from holdfast.sinks.sql.table import SqlTable, Stored, stored
 from holdfast.sinks.sql.values import Value, from_json
-from holdfast.sinks.undo import SAMPLE_MAX, Change, dropped, impossible, overtaken, refused, take_back, untouched
 
 RESTORED = "holdfast_restored"
 """The temporary table of what a repair gives back: key and other columns of each row, `GONE`, `LAST_TAG` and

@@ -18,10 +18,10 @@ import pyarrow as pa
 from holdfast.errors import ConfigError
 from holdfast.model import Writer
 from holdfast.secrets import Secret
-from holdfast.sinks.audited import AuditQuery, TargetContents
-from holdfast.sinks.contract import Repair, Rewinding, check_key, check_null_keys
-from holdfast.sinks.immediate import IMMEDIATE, ImmediateSink, ImmediateTarget, Owner, Written
-from holdfast.sinks.owners import Claim, Holding
+from holdfast.sinks.contract.audited import AuditQuery, TargetContents
+from holdfast.sinks.contract.immediate import IMMEDIATE, ImmediateSink, ImmediateTarget, Owner, Written
+from holdfast.sinks.contract.owners import Claim, Holding
+from holdfast.sinks.contract.sink import Repair, Rewinding, check_key, check_null_keys
 from holdfast.sinks.sql import audit, claims, immediate, moved, owners, tags
 from holdfast.sinks.sql.dialect import Dialect, Missing, preparing, translated
 from holdfast.sinks.sql.repair import create_horizon, plan_repair, repair

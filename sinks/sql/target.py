@@ -26,7 +26,9 @@ import pyarrow as pa
 
 from holdfast.errors import Unavailable
 from holdfast.model import Tag, Writer
-from holdfast.sinks.contract import (
+from holdfast.sinks.contract.owners import NEVER, Claim, check_continues
+from holdfast.sinks.contract.phrases import NOTHING, READS_TAG
+from holdfast.sinks.contract.sink import (
     DELETE,
     OP,
     PUT,
@@ -38,8 +40,6 @@ from holdfast.sinks.contract import (
     already,
     no_fault,
 )
-from holdfast.sinks.owners import NEVER, Claim, check_continues
-from holdfast.sinks.phrases import NOTHING, READS_TAG
 from holdfast.sinks.sql import claims, owners, tags
 from holdfast.sinks.sql.added import add_rows
 from holdfast.sinks.sql.connection import WriterConnection

@@ -29,7 +29,7 @@ from typing import TypeVar, cast
 import pyarrow as pa
 
 from holdfast.errors import ConfigError, Damaged, HoldfastError, Unavailable
-from holdfast.sinks.phrases import NOTHING, READS_TAG, UNKNOWN, persists
+from holdfast.sinks.contract.phrases import NOTHING, READS_TAG, UNKNOWN, persists
 from holdfast.sinks.sql.dialect import Column, Connection, Limits, Purpose, TemporaryTable, Upsert, on_conflict
 from holdfast.sinks.sql.values import TIMESTAMP, Value, is_text
 from holdfast.sinks.sqlite import file, queue

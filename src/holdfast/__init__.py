@@ -24,11 +24,10 @@ if TYPE_CHECKING:
     )
     from holdfast.runtime.api.app import App
     from holdfast.runtime.api.stream import Stream
-    from holdfast.runtime.inspect.frame import state
-    from holdfast.runtime.inspect.logframe import log
-    from holdfast.runtime.rows.aggregates.custom import Aggregate
-    from holdfast.runtime.rows.aggregates.membership import may_contain
-    from holdfast.runtime.rows.aggregates.named import (
+    from holdfast.runtime.functions.custom import Aggregate
+    from holdfast.runtime.functions.keyed_process import Context, KeyedProcess, List, Map, Timer, Value
+    from holdfast.runtime.functions.membership import may_contain
+    from holdfast.runtime.functions.named import (
         approx_distinct,
         collect,
         count,
@@ -44,15 +43,10 @@ if TYPE_CHECKING:
         top,
         var,
     )
-    from holdfast.runtime.rows.calendar import calendar
-    from holdfast.runtime.rows.event_times import device_clock
-    from holdfast.runtime.rows.join_bounds import between
-    from holdfast.runtime.rows.keyed_process import Context, KeyedProcess, List, Map, Timer, Value
-    from holdfast.runtime.rows.patterns import pattern
+    from holdfast.runtime.inspect.frame import state
+    from holdfast.runtime.inspect.logframe import log
     from holdfast.runtime.rows.row_types import Row
     from holdfast.runtime.rows.schema import field
-    from holdfast.runtime.rows.triggers import all_time, count_of, every
-    from holdfast.runtime.rows.windows import hopping, session, sliding, tumbling
     from holdfast.runtime.sources.files.connector import Files
     from holdfast.runtime.sources.generator import Generator
     from holdfast.runtime.sources.installed import connector
@@ -66,13 +60,19 @@ if TYPE_CHECKING:
     from holdfast.runtime.sources.sqlite.connector import SQLiteChanges
     from holdfast.runtime.sources.webhook.connector import Webhook
     from holdfast.runtime.spark.tables.frames import SparkFrame
+    from holdfast.runtime.time.calendar import calendar
+    from holdfast.runtime.time.event_times import device_clock
+    from holdfast.runtime.time.join_bounds import between
+    from holdfast.runtime.time.patterns import pattern
+    from holdfast.runtime.time.triggers import all_time, count_of, every
+    from holdfast.runtime.time.windows import hopping, session, sliding, tumbling
     from holdfast.secrets import secret
-    from holdfast.sinks.collect import Collect
-    from holdfast.sinks.console import Console
     from holdfast.sinks.delta.sink import Delta
     from holdfast.sinks.http.sink import Http
     from holdfast.sinks.iceberg.sink import Iceberg
     from holdfast.sinks.postgres.sink import Postgres
+    from holdfast.sinks.program.collect import Collect
+    from holdfast.sinks.program.console import Console
     from holdfast.sinks.redis.sink import Redis
     from holdfast.sinks.sqlite.sink import SQLite
 
@@ -86,41 +86,41 @@ _MODULES = {
 _HOMES = {
     "App": "holdfast.runtime.api.app",
     "Stream": "holdfast.runtime.api.stream",
-    "Aggregate": "holdfast.runtime.rows.aggregates.custom",
-    "count": "holdfast.runtime.rows.aggregates.named",
-    "sum": "holdfast.runtime.rows.aggregates.named",
-    "min": "holdfast.runtime.rows.aggregates.named",
-    "max": "holdfast.runtime.rows.aggregates.named",
-    "mean": "holdfast.runtime.rows.aggregates.named",
-    "may_contain": "holdfast.runtime.rows.aggregates.membership",
-    "member": "holdfast.runtime.rows.aggregates.named",
-    "approx_distinct": "holdfast.runtime.rows.aggregates.named",
-    "collect": "holdfast.runtime.rows.aggregates.named",
-    "distinct": "holdfast.runtime.rows.aggregates.named",
-    "first": "holdfast.runtime.rows.aggregates.named",
-    "last": "holdfast.runtime.rows.aggregates.named",
-    "quantile": "holdfast.runtime.rows.aggregates.named",
-    "top": "holdfast.runtime.rows.aggregates.named",
-    "var": "holdfast.runtime.rows.aggregates.named",
-    "Context": "holdfast.runtime.rows.keyed_process",
-    "KeyedProcess": "holdfast.runtime.rows.keyed_process",
-    "List": "holdfast.runtime.rows.keyed_process",
-    "Map": "holdfast.runtime.rows.keyed_process",
-    "Timer": "holdfast.runtime.rows.keyed_process",
-    "Value": "holdfast.runtime.rows.keyed_process",
+    "Aggregate": "holdfast.runtime.functions.custom",
+    "count": "holdfast.runtime.functions.named",
+    "sum": "holdfast.runtime.functions.named",
+    "min": "holdfast.runtime.functions.named",
+    "max": "holdfast.runtime.functions.named",
+    "mean": "holdfast.runtime.functions.named",
+    "may_contain": "holdfast.runtime.functions.membership",
+    "member": "holdfast.runtime.functions.named",
+    "approx_distinct": "holdfast.runtime.functions.named",
+    "collect": "holdfast.runtime.functions.named",
+    "distinct": "holdfast.runtime.functions.named",
+    "first": "holdfast.runtime.functions.named",
+    "last": "holdfast.runtime.functions.named",
+    "quantile": "holdfast.runtime.functions.named",
+    "top": "holdfast.runtime.functions.named",
+    "var": "holdfast.runtime.functions.named",
+    "Context": "holdfast.runtime.functions.keyed_process",
+    "KeyedProcess": "holdfast.runtime.functions.keyed_process",
+    "List": "holdfast.runtime.functions.keyed_process",
+    "Map": "holdfast.runtime.functions.keyed_process",
+    "Timer": "holdfast.runtime.functions.keyed_process",
+    "Value": "holdfast.runtime.functions.keyed_process",
     "Row": "holdfast.runtime.rows.row_types",
     "field": "holdfast.runtime.rows.schema",
-    "device_clock": "holdfast.runtime.rows.event_times",
-    "between": "holdfast.runtime.rows.join_bounds",
-    "pattern": "holdfast.runtime.rows.patterns",
-    "tumbling": "holdfast.runtime.rows.windows",
-    "hopping": "holdfast.runtime.rows.windows",
-    "session": "holdfast.runtime.rows.windows",
-    "sliding": "holdfast.runtime.rows.windows",
-    "all_time": "holdfast.runtime.rows.triggers",
-    "count_of": "holdfast.runtime.rows.triggers",
-    "every": "holdfast.runtime.rows.triggers",
-    "calendar": "holdfast.runtime.rows.calendar",
+    "device_clock": "holdfast.runtime.time.event_times",
+    "between": "holdfast.runtime.time.join_bounds",
+    "pattern": "holdfast.runtime.time.patterns",
+    "tumbling": "holdfast.runtime.time.windows",
+    "hopping": "holdfast.runtime.time.windows",
+    "session": "holdfast.runtime.time.windows",
+    "sliding": "holdfast.runtime.time.windows",
+    "all_time": "holdfast.runtime.time.triggers",
+    "count_of": "holdfast.runtime.time.triggers",
+    "every": "holdfast.runtime.time.triggers",
+    "calendar": "holdfast.runtime.time.calendar",
     "Log": "holdfast.runtime.sources.log",
     "log": "holdfast.runtime.inspect.logframe",
     "Files": "holdfast.runtime.sources.files.connector",
@@ -141,8 +141,8 @@ _HOMES = {
     "Redis": "holdfast.sinks.redis.sink",
     "SQLite": "holdfast.sinks.sqlite.sink",
     "SQLiteChanges": "holdfast.runtime.sources.sqlite.connector",
-    "Collect": "holdfast.sinks.collect",
-    "Console": "holdfast.sinks.console",
+    "Collect": "holdfast.sinks.program.collect",
+    "Console": "holdfast.sinks.program.console",
     "connector": "holdfast.runtime.sources.installed",
     "secret": "holdfast.secrets",
     "HoldfastError": "holdfast.errors",

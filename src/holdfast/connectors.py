@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from holdfast.runtime.plan.source import OFFSETS, Kept, OpenSource, PartitionReader, Source, direct_reader
     from holdfast.runtime.sources.connector import Connector
     from holdfast.secrets import Secret, secret_argument
-    from holdfast.sinks.contract import (
+    from holdfast.sinks.contract.owners import Claim, check_continues
+    from holdfast.sinks.contract.sink import (
         DELETE,
         OP,
         PUT,
@@ -29,8 +30,7 @@ if TYPE_CHECKING:
         check_key,
         check_null_keys,
     )
-    from holdfast.sinks.owners import Claim, check_continues
-    from holdfast.sinks.transactions import Hidden
+    from holdfast.sinks.contract.transactions import Hidden
     from holdfast.traits import Endless, Library, SinkTraits, SourceTraits, local
 
 _HOMES = {
@@ -39,7 +39,7 @@ _HOMES = {
     "holdfast.runtime.plan.ahead": ("Ahead", "Read", "ReaderAhead"),
     "holdfast.runtime.sources.connector": ("Connector",),
     "holdfast.runtime.plan.source": ("OFFSETS", "Kept", "OpenSource", "PartitionReader", "Source", "direct_reader"),
-    "holdfast.sinks.contract": (
+    "holdfast.sinks.contract.sink": (
         "DELETE",
         "OP",
         "PUT",
@@ -53,8 +53,8 @@ _HOMES = {
         "check_null_keys",
     ),
     "holdfast.secrets": ("Secret", "secret_argument"),
-    "holdfast.sinks.owners": ("Claim", "check_continues"),
-    "holdfast.sinks.transactions": ("Hidden",),
+    "holdfast.sinks.contract.owners": ("Claim", "check_continues"),
+    "holdfast.sinks.contract.transactions": ("Hidden",),
     "holdfast.traits": ("Endless", "Library", "SinkTraits", "SourceTraits", "local"),
 }
 

@@ -85,7 +85,7 @@ class Lane(Protocol):
 
 
 class Target(Protocol):
-    """The external system to which one sink delivers, as one writer sees it. See sinks/contract.py."""
+    """The external system to which one sink delivers, as one writer sees it. See sinks/contract/sink.py."""
 
     def schema(self) -> pa.Schema:
         """Columns that the target accepts."""

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 from harness import Bench
 
-from holdfast.runtime.rows.json_lines import JsonLines
+from holdfast.runtime.formats.json_lines import JsonLines
 from holdfast.runtime.sources.kafka.avro_columns import AvroColumns
 from holdfast.sinks.kafka.avro import AvroRows
 from holdfast.sinks.kafka.avro_schema import derived

@@ -20,8 +20,8 @@ from peer_jobs import Bid, Places, make
 
 import holdfast as hf
 from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
+from holdfast.runtime.formats.json_lines import JsonLines
 from holdfast.runtime.plan.ahead import inline
-from holdfast.runtime.rows.json_lines import JsonLines
 from holdfast.runtime.sources.kafka.feed import Feed
 from holdfast.runtime.worker.routing import Router
 from holdfast.runtime.worker.subtask import READ_BYTES_MAX

@@ -35,7 +35,7 @@ from holdfast.runtime.job.openmetrics import exposition
 from holdfast.runtime.job.stored import checkpoint_of
 from holdfast.runtime.testing.lanes import InlineLane
 from holdfast.runtime.wire import messages as m
-from holdfast.sinks.changelogs import Root
+from holdfast.sinks.contract.changelogs import Root
 
 FLAT, ROOT, LINEAR = 1.0, 3.2, 10.0
 """How many times as much a cost may take at ten times the size."""

@@ -25,7 +25,7 @@ from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.runtime.operators.contract import KeyGroups
 from holdfast.runtime.worker.fragment import FragmentRuntime
 from holdfast.runtime.worker.routing import Router
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.state.changelog import SegmentHeader, seal
 from holdfast.state.store import Identity, StateStore
 

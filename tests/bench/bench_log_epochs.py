@@ -17,10 +17,10 @@ from virtual_time import VirtualTime
 
 from holdfast.checkpoint.repository import read_each
 from holdfast.model import Epoch, ObjectRef, Subtask, Tag, Timeline, Writer
-from holdfast.sinks.contract import Upload, UploadedOutput
-from holdfast.sinks.log import LogTarget, placed
-from holdfast.sinks.log_uploads import LogUploader
-from holdfast.sinks.staging import decode, encode, staged_schema
+from holdfast.sinks.contract.sink import Upload, UploadedOutput
+from holdfast.sinks.log.sink import LogTarget, placed
+from holdfast.sinks.log.uploads import LogUploader
+from holdfast.sinks.protocol.staging import decode, encode, staged_schema
 from holdfast.storage.log.log import LogReader, create_log
 
 SCHEMA, PARTITIONS = pa.schema([("n", pa.int64()), ("v", pa.float64())]), 4

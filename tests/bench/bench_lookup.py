@@ -17,7 +17,7 @@ import holdfast as hf
 from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.runtime.operators.contract import KeyGroups
 from holdfast.runtime.worker.fragment import FragmentRuntime
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.state.store import Identity, StateStore
 
 TIME = pa.timestamp("us", tz="UTC")

@@ -20,8 +20,8 @@ import holdfast as hf
 from holdfast.model import LAST_US, Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.runtime.operators.contract import KeyGroups
 from holdfast.runtime.worker.fragment import FragmentRuntime
-from holdfast.sinks.memory import MemorySink
-from holdfast.state.memory import MemoryKeyValue
+from holdfast.sinks.memory.sink import MemorySink
+from holdfast.state.local.memory import MemoryKeyValue
 from holdfast.state.store import Identity, StateStore
 
 START_US = 1_767_225_600_000_000

@@ -20,7 +20,7 @@ import holdfast as hf
 from holdfast.checkpoint.repository import Repository
 from holdfast.runtime.api.stream import Stream
 from holdfast.runtime.worker.fragment import FragmentRuntime
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.storage.log.log import LogReader
 from holdfast.storage.objects import open_objects
 

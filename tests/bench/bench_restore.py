@@ -17,8 +17,8 @@ from holdfast.model import Cut, Epoch, Generation, JobUuid, ObjectRef, Timeline,
 from holdfast.ports import KeyValue
 from holdfast.state.changelog import SegmentHeader, seal
 from holdfast.state.keys.batch import Keys, KeyType
+from holdfast.state.local.rocks import RocksKeyValue, RocksMemory
 from holdfast.state.paging.swap import resident_bytes
-from holdfast.state.rocks import RocksKeyValue, RocksMemory
 from holdfast.state.store import Identity, StateStore
 from holdfast.state.tables.spec import ColumnSpec, TableSpec
 from holdfast.storage.local import LocalObjects

@@ -19,22 +19,22 @@ from peer_jobs import EURO, Bid, Passed
 
 import holdfast as hf
 from holdfast.model import Epoch, Generation, JobUuid, SnapshotHandle, SourcePosition, Subtask, Timeline, WorkerId
+from holdfast.runtime.formats.json_lines import JsonLines
 from holdfast.runtime.plan.ahead import Ahead, DirectReader, Read
 from holdfast.runtime.plan.source import PartitionReader
-from holdfast.runtime.rows.json_lines import JsonLines
 from holdfast.runtime.testing.cluster import MemberPorts
 from holdfast.runtime.testing.lanes import VirtualClock
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.channels import MemoryNetwork
 from holdfast.runtime.worker.local import MemoryState
 from holdfast.runtime.worker.loop import Limits, WorkerLoop
-from holdfast.sinks.immediate import ImmediateTarget, Owner
+from holdfast.sinks.contract.immediate import ImmediateTarget, Owner
+from holdfast.sinks.contract.owners import Claim
 from holdfast.sinks.kafka.encoding import JsonValues
 from holdfast.sinks.kafka.repeating import RepeatingTarget
 from holdfast.sinks.kafka.repeating_sink import RepeatingKafka
 from holdfast.sinks.kafka.sink import KafkaSink
 from holdfast.sinks.kafka.target import Records
-from holdfast.sinks.owners import Claim
 from holdfast.storage.kafka.place import KafkaPlace
 from holdfast.storage.objects import MemoryObjects
 from holdfast.traits import SourceTraits

@@ -13,13 +13,13 @@ from slow_objects import SlowObjects
 from virtual_time import VirtualTime
 
 from holdfast.model import CHANGELOG, EPOCH_MAX, NO_EPOCH, Epoch, Generation, Stretch, Subtask, Tag, Timeline, Writer
-from holdfast.sinks.changelogs import AsOf
-from holdfast.sinks.contract import OP
-from holdfast.sinks.log import LogTarget
-from holdfast.sinks.log_changelog import by_key_group
-from holdfast.sinks.log_compacting import TopicCompaction, When
-from holdfast.sinks.log_records import RecordsReader
-from holdfast.sinks.owners import Claim
+from holdfast.sinks.contract.changelogs import AsOf
+from holdfast.sinks.contract.owners import Claim
+from holdfast.sinks.contract.sink import OP
+from holdfast.sinks.log.changelog import by_key_group
+from holdfast.sinks.log.compacting import TopicCompaction, When
+from holdfast.sinks.log.records import RecordsReader
+from holdfast.sinks.log.sink import LogTarget
 from holdfast.state.records import KEY, RECORDS
 from holdfast.storage.log.commits import Commits
 from holdfast.storage.log.log import create_log

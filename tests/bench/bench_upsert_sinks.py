@@ -13,10 +13,10 @@ import pyarrow as pa
 from harness import Bench
 
 from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
-from holdfast.sinks.contract import Delivered, Sink
-from holdfast.sinks.log import LogSink
+from holdfast.sinks.contract.sink import Delivered, Sink
+from holdfast.sinks.log.sink import LogSink
+from holdfast.sinks.protocol.staging import Stage, decode
 from holdfast.sinks.sqlite.sink import SQLite
-from holdfast.sinks.staging import Stage, decode
 from holdfast.storage.log.table import read_table
 from holdfast.storage.objects import LocalObjects
 

@@ -11,10 +11,10 @@ import pyarrow as pa
 from harness import Bench
 
 from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
-from holdfast.runtime.rows.windows import END_COLUMN, TIME, WINDOW_END
+from holdfast.runtime.time.windows import END_COLUMN, TIME, WINDOW_END
 from holdfast.state.changelog import SegmentHeader, seal
 from holdfast.state.keys.batch import KeyType
-from holdfast.state.rocks import RocksKeyValue
+from holdfast.state.local.rocks import RocksKeyValue
 from holdfast.state.store import Identity, StateStore
 from holdfast.state.tables.table import ColumnSpec, TableSpec
 

@@ -26,7 +26,7 @@ from holdfast.runtime.operators.contract import KeyGroups
 from holdfast.runtime.worker.fragment import FragmentRuntime
 from holdfast.runtime.worker.routing import Router
 from holdfast.runtime.worker.subtask import READ_BYTES_MAX
-from holdfast.sinks.staging import Stage
+from holdfast.sinks.protocol.staging import Stage
 from holdfast.state.changelog import SegmentHeader, seal
 from holdfast.state.store import Identity, StateStore
 from holdfast.storage.log.log import LogReader, LogWriter, create_log

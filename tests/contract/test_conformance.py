@@ -22,9 +22,9 @@ from sql_places import SqlPlace, delivery_of, place_of
 import holdfast as hf
 from holdfast.runtime.plan.source import copied, in_folder
 from holdfast.runtime.testing.tested_sink import KEY, SCHEMA, Row
-from holdfast.sinks.contract import Fault, Sink, Target
-from holdfast.sinks.log import LogTarget
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.contract.sink import Fault, Sink, Target
+from holdfast.sinks.log.sink import LogTarget
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.sinks.sql.target import SqlTarget
 from holdfast.storage.log.log import LogReader, LogWriter, create_log
 from holdfast.storage.log.table import read_table

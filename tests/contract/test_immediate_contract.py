@@ -18,9 +18,9 @@ from sql_places import SqlPlace, place_of
 
 from holdfast.errors import ConfigError, Fenced, Unavailable
 from holdfast.model import Generation, Timeline
-from holdfast.sinks.contract import DELETE, OP, PUT, Fault, FaultPoint, no_fault
-from holdfast.sinks.doubles.immediate import ImmediateTable
-from holdfast.sinks.immediate import ImmediateSink, ImmediateTarget, Origin, Owner, Written
+from holdfast.sinks.contract.immediate import ImmediateSink, ImmediateTarget, Origin, Owner, Written
+from holdfast.sinks.contract.sink import DELETE, OP, PUT, Fault, FaultPoint, no_fault
+from holdfast.sinks.memory.immediate import ImmediateTable
 from holdfast.sinks.sql.immediate import ImmediateSqlTarget
 from holdfast.sinks.sqlite.sink import SQLite
 

@@ -49,8 +49,8 @@ from holdfast.runtime.job.status import of_run
 from holdfast.runtime.testing import outages
 from holdfast.runtime.testing.outages import PASSWORD, SinkPromise, SourcePromise
 from holdfast.runtime.testing.tested_sink import KEY, SCHEMA, tag
-from holdfast.sinks.contract import OP, PUT
-from holdfast.sinks.immediate import Origin, Owner
+from holdfast.sinks.contract.immediate import Origin, Owner
+from holdfast.sinks.contract.sink import OP, PUT
 from holdfast.sinks.kafka.changelog.reading import OpenKafkaChangelog
 from holdfast.sinks.kafka.changelog.sink import Brokers, KafkaChangelog
 from holdfast.storage.kafka.place import KafkaPlace

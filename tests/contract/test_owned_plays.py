@@ -19,9 +19,9 @@ import pytest
 import holdfast as hf
 from holdfast.chaos.mutants.mutation import Mutant, Swap, applied
 from holdfast.runtime.testing.cluster import Cluster
-from holdfast.sinks import memory
-from holdfast.sinks.memory import MemorySink
-from holdfast.sinks.owners import Claim, Held
+from holdfast.sinks.contract.owners import Claim, Held
+from holdfast.sinks.memory import sink as memory
+from holdfast.sinks.memory.sink import MemorySink
 from tests.unit.runtime.test_owned_targets import Said, Site
 
 SEEDS = range(6)

@@ -25,17 +25,17 @@ from sql_places import SqlPlace, delivery_of, place_of
 
 from holdfast.errors import ConfigError, Damaged, Fenced, Unavailable
 from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
-from holdfast.sinks.contract import AlreadyDelivered, Delivered, Rewinding
+from holdfast.sinks.contract.immediate import ImmediateTarget, Origin, Owner
+from holdfast.sinks.contract.owners import NEVER, Claim, Held, Rival
+from holdfast.sinks.contract.sink import AlreadyDelivered, Delivered, Rewinding
 from holdfast.sinks.delta.sink import Delta
-from holdfast.sinks.doubles.immediate import ImmediateTable
 from holdfast.sinks.files.sink import FilesSink
 from holdfast.sinks.http.sink import Http
 from holdfast.sinks.iceberg.sink import Iceberg
-from holdfast.sinks.immediate import ImmediateTarget, Origin, Owner
 from holdfast.sinks.kafka.sink import KafkaSink
-from holdfast.sinks.log import LogSink
-from holdfast.sinks.memory import MemorySink
-from holdfast.sinks.owners import NEVER, Claim, Held, Rival
+from holdfast.sinks.log.sink import LogSink
+from holdfast.sinks.memory.immediate import ImmediateTable
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.sinks.redis.sink import Redis
 
 JOB = "6f9b0f6e-0000-4000-8000-000000000001"

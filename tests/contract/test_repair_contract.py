@@ -23,8 +23,7 @@ from sql_places import SqlPlace, delivery_of, place_of
 
 from holdfast.errors import ConfigError, Fenced, Unavailable
 from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
-from holdfast.sinks import log as log_sink
-from holdfast.sinks.contract import (
+from holdfast.sinks.contract.sink import (
     DELETE,
     OP,
     PUT,
@@ -44,8 +43,9 @@ from holdfast.sinks.files import repair as files_repair
 from holdfast.sinks.files.commits import Commits, Stores
 from holdfast.sinks.files.format import OWN_FOLDER
 from holdfast.sinks.files.sink import FilesSink
-from holdfast.sinks.log import LogSink
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.log import sink as log_sink
+from holdfast.sinks.log.sink import LogSink
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.sinks.sql.repair import repair as repair_table
 from holdfast.sinks.sql.sink import TableSink
 from holdfast.storage.log.log import LogReader

@@ -14,10 +14,10 @@ from kafka_server import KafkaServer
 from kafka_topics import KafkaTopic
 
 from holdfast.model import Generation, Timeline
-from holdfast.sinks.contract import DELETE, OP, PUT
-from holdfast.sinks.doubles.repeating import RepeatingTable
-from holdfast.sinks.immediate import ANYWHERE, ImmediateSink, ImmediateTarget, Owner
+from holdfast.sinks.contract.immediate import ANYWHERE, ImmediateSink, ImmediateTarget, Owner
+from holdfast.sinks.contract.sink import DELETE, OP, PUT
 from holdfast.sinks.kafka.repeating_sink import RepeatingKafka
+from holdfast.sinks.memory.repeating import RepeatingTable
 
 JOB = "6f9b0f6e-0000-4000-8000-000000000001"
 SCHEMA = pa.schema([pa.field("user", pa.int64()), pa.field("name", pa.string())])

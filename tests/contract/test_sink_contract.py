@@ -27,7 +27,7 @@ from sql_places import SqlPlace, delivery_of, place_of
 
 from holdfast.errors import AlreadyExists, ConfigError, Fenced, Unavailable
 from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
-from holdfast.sinks.contract import (
+from holdfast.sinks.contract.sink import (
     DELETE,
     OP,
     PUT,
@@ -44,8 +44,8 @@ from holdfast.sinks.contract import (
 )
 from holdfast.sinks.files.sink import FilesSink
 from holdfast.sinks.http.sink import Http
-from holdfast.sinks.log import LogSink, LogTarget
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.log.sink import LogSink, LogTarget
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.sinks.sql.target import SqlTarget
 from holdfast.sinks.sql.values import from_json
 from holdfast.storage.log.table import read_table

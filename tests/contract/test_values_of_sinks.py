@@ -30,9 +30,9 @@ from sql_places import place_of
 import holdfast as hf
 from holdfast.errors import ConfigError
 from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
-from holdfast.sinks.accepting import accept
+from holdfast.sinks.contract.accepting import accept
 from holdfast.sinks.files.sink import FilesSink
-from holdfast.sinks.log import LogSink
+from holdfast.sinks.log.sink import LogSink
 from holdfast.storage.log.log import LogReader
 from holdfast.storage.objects import LocalObjects
 

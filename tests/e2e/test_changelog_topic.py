@@ -17,7 +17,7 @@ from holdfast.checkpoint.repository import Repository
 from holdfast.errors import Unavailable
 from holdfast.model import CHANGELOG
 from holdfast.runtime.config.settings import CONTINUOUS
-from holdfast.sinks.changelogs import Changelog, OpenChangelog
+from holdfast.sinks.contract.changelogs import Changelog, OpenChangelog
 from holdfast.storage.objects import LocalObjects
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1_800)]

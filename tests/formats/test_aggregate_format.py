@@ -11,9 +11,9 @@ import aggregate_oracles as oracles
 import pyarrow as pa
 import pytest
 
+from holdfast.runtime.functions.aggregation import bound, state_columns
+from holdfast.runtime.functions.registry import KINDS
 from holdfast.runtime.operators.aggregates.aggregate import Folding, value_columns
-from holdfast.runtime.rows.aggregates.aggregation import bound, state_columns
-from holdfast.runtime.rows.aggregates.registry import KINDS
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.tables.table import Table, TableSpec
 

@@ -24,8 +24,8 @@ from holdfast.runtime.inspect.reading import reading_of
 from holdfast.runtime.job.stored import open_job
 from holdfast.runtime.plan.kept_state import with_identities
 from holdfast.runtime.plan.model import Plan
-from holdfast.sinks.changelogs import AsOf
-from holdfast.sinks.log_changelog import LogChangelog
+from holdfast.sinks.contract.changelogs import AsOf
+from holdfast.sinks.log.changelog import LogChangelog
 from holdfast.state.changelog import SegmentHeader, seal
 from holdfast.state.records import deltas_in, records_of
 from holdfast.storage.objects import LocalObjects, open_objects

@@ -9,6 +9,7 @@ import pytest
 
 from holdfast.errors import ConfigError
 from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
+from holdfast.sinks.contract.owners import Claim, Held
 from holdfast.sinks.files.commits import Commits, Stores
 from holdfast.sinks.files.format import (
     META_PATH,
@@ -27,7 +28,6 @@ from holdfast.sinks.files.format import (
     writer_name,
 )
 from holdfast.sinks.files.hive import Partitioning
-from holdfast.sinks.owners import Claim, Held
 from holdfast.storage.hashed import with_hash
 from holdfast.storage.log.format import commit_path
 from holdfast.storage.objects import LocalObjects, MemoryObjects

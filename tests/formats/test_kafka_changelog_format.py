@@ -18,12 +18,12 @@ from kafka_fake import Record
 
 from holdfast.errors import Damaged
 from holdfast.model import CHANGELOG, EPOCH_MAX, NO_EPOCH, Epoch, Generation, Stretch, Subtask, Tag, Timeline, Writer
-from holdfast.sinks.changelogs import AsOf, partitions_of
-from holdfast.sinks.contract import DELETE, OP, PUT, Rewinding
+from holdfast.sinks.contract.changelogs import AsOf, partitions_of
+from holdfast.sinks.contract.owners import Claim, Held
+from holdfast.sinks.contract.sink import DELETE, OP, PUT, Rewinding
 from holdfast.sinks.kafka.changelog.reading import OpenKafkaChangelog
 from holdfast.sinks.kafka.changelog.sink import KafkaChangelog, TopicSink
 from holdfast.sinks.kafka.progress import Compacted
-from holdfast.sinks.owners import Claim, Held
 from holdfast.state.records import KEY, RECORDS
 from holdfast.storage.kafka.place import KafkaPlace
 

@@ -21,7 +21,7 @@ import holdfast as hf
 from holdfast.runtime.plan import identity, shape
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.plan.shape_changes import changes_of
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 
 GOLDEN = Path(__file__).parent / "plan_shape_v1.json"
 

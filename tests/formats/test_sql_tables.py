@@ -15,9 +15,9 @@ import pyarrow as pa
 import pytest
 
 from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
-from holdfast.sinks.contract import DELETE, OP, PUT, Delivered
-from holdfast.sinks.immediate import Origin, Owner
-from holdfast.sinks.owners import Claim, Held, Holding, Rival
+from holdfast.sinks.contract.immediate import Origin, Owner
+from holdfast.sinks.contract.owners import Claim, Held, Holding, Rival
+from holdfast.sinks.contract.sink import DELETE, OP, PUT, Delivered
 from holdfast.sinks.sqlite.sink import SQLite
 
 GOLDEN = Path(__file__).parent / "sql_tables.sql"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
-from holdfast.sinks.staging import decode
+from holdfast.sinks.protocol.staging import decode
 
 GOLDEN = Path(__file__).parent / "staged_part_v1.arrow"
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 import holdfast as hf
 from holdfast.ports import ObjectStore
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.storage.objects import open_objects
 
 SCHEMA = pa.schema(

@@ -12,7 +12,7 @@ from aggregate_oracles import CALLS, expected, same
 from running_jobs import SCHEMA, pushing
 
 import holdfast as hf
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.testing import TestDriver
 
 

@@ -31,12 +31,12 @@ from holdfast.model import CHANGELOG, EPOCH_MAX, NO_EPOCH, Epoch, Stretch, Subta
 from holdfast.runtime.testing.outages import PASSWORD, Outages
 from holdfast.runtime.testing.source_kit import SourceKit
 from holdfast.runtime.testing.tested_sink import KEY, SCHEMA, Row, SinkKit
-from holdfast.sinks.changelogs import AsOf
-from holdfast.sinks.contract import DELETE, OP, PUT, Fault, Sink, Target
+from holdfast.sinks.contract.changelogs import AsOf
+from holdfast.sinks.contract.owners import Claim
+from holdfast.sinks.contract.sink import DELETE, OP, PUT, Fault, Sink, Target
 from holdfast.sinks.kafka.changelog.sink import KafkaChangelog
 from holdfast.sinks.kafka.target import KafkaTarget
-from holdfast.sinks.log import LogTarget
-from holdfast.sinks.owners import Claim
+from holdfast.sinks.log.sink import LogTarget
 from holdfast.sinks.sql.target import SqlTarget
 from holdfast.state.records import KEY as RECORDS_KEY
 from holdfast.state.records import RECORDS

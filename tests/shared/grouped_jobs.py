@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from lookup_jobs import never
 
 import holdfast as hf
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.testing import TestDriver
 
 SCHEMA = pa.schema(

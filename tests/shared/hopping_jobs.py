@@ -12,7 +12,7 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 import holdfast as hf
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.testing import TestDriver
 
 START = datetime(2026, 3, 28, 21, tzinfo=UTC)

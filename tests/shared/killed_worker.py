@@ -18,9 +18,9 @@ from holdfast.model import Cut, Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.ports import KeyValue
 from holdfast.state.changelog import SegmentHeader, seal
 from holdfast.state.evolution import declaration
+from holdfast.state.local.memory import MemoryKeyValue
+from holdfast.state.local.rocks import RocksKeyValue, RocksMemory
 from holdfast.state.marker import read_marker, usable
-from holdfast.state.memory import MemoryKeyValue
-from holdfast.state.rocks import RocksKeyValue, RocksMemory
 from holdfast.state.store import Identity, StateStore
 from holdfast.state.tables.slab import PLAIN, Memory
 from holdfast.state.tables.spec import TableSpec

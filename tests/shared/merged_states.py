@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from holdfast.runtime.functions.contract import Slots
 from holdfast.runtime.operators.aggregates.aggregate import Folding
-from holdfast.runtime.rows.aggregates.contract import Slots
 from holdfast.state.tables.table import Table
 
 

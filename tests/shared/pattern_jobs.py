@@ -12,7 +12,7 @@ import job_player
 import polars as pl
 
 import holdfast as hf
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.testing import TestDriver
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

@@ -23,7 +23,7 @@ from holdfast.runtime.plan.model import Plan
 from holdfast.runtime.plan.source import copied, in_folder
 from holdfast.runtime.rows.schema import schema_of
 from holdfast.runtime.testing.cluster import Cluster
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.storage.log.log import LogWriter, create_log
 from holdfast.storage.objects import LocalObjects, MemoryObjects
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from planned_source import PlannedSource
 
 import holdfast as hf
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.testing import TestDriver
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

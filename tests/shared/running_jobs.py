@@ -12,7 +12,7 @@ import pyarrow as pa
 from aggregate_oracles import CALLS, expected, same
 
 import holdfast as hf
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.testing import TestDriver
 
 SCHEMA = pa.schema(

@@ -13,7 +13,7 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 import holdfast as hf
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.testing import TestDriver
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

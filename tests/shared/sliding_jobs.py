@@ -11,7 +11,7 @@ import polars as pl
 from session_jobs import SCHEMA, START, at, row
 
 import holdfast as hf
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.testing import TestDriver
 
 Result = tuple[Any, ...]

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 
 from holdfast.model import WorkerId
-from holdfast.runtime.rows.windows import CLOCK_KEY
+from holdfast.runtime.time.windows import CLOCK_KEY
 from holdfast.runtime.worker.compaction import restore
 from holdfast.runtime.worker.local import MemoryState
 from holdfast.state.store import StateStore

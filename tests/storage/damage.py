@@ -281,7 +281,7 @@ def _read_whole(good: Path, data: Path, path: str) -> tuple[str, str]:
 
 
 def _rows(folder: Path) -> list[tuple[bytes, bytes]]:
-    from holdfast.state.rocks import RocksKeyValue
+    from holdfast.state.local.rocks import RocksKeyValue
 
     copy = Path(tempfile.mkdtemp(dir=folder.parents[2])) / "copy"
     shutil.copytree(folder, copy)

@@ -31,7 +31,7 @@ import pyarrow as pa
 import rocksdict
 from unsynced import Unsynced
 
-from holdfast.state import rocks
+from holdfast.state.local import rocks
 
 What = Literal["nothing", "full", "broken", "kill", "power", "torn"]
 _CHANGING = frozenset(

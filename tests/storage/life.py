@@ -36,10 +36,10 @@ from holdfast.runtime.testing.cluster import Cluster
 from holdfast.runtime.wire.presence import myself
 from holdfast.runtime.worker.local import Home, LocalFolders
 from holdfast.runtime.worker.loop import Limits
-from holdfast.sinks.contract import Sink, Target
-from holdfast.sinks.log import LogSink, LogTarget
-from holdfast.sinks.owners import Claim
-from holdfast.state import rocks
+from holdfast.sinks.contract.owners import Claim
+from holdfast.sinks.contract.sink import Sink, Target
+from holdfast.sinks.log.sink import LogSink, LogTarget
+from holdfast.state.local import rocks
 from holdfast.storage.log.log import LogWriter, create_log, read_meta
 from holdfast.storage.objects import open_objects
 

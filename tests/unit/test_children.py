@@ -19,7 +19,7 @@ import holdfast as hf
 from holdfast import children
 from holdfast.runtime.rows.schema import schema_of
 from holdfast.runtime.worker.fragment import FragmentRuntime
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 from planned_source import PlannedSource
 
 @dataclass

@@ -43,8 +43,8 @@ DECIDE = (
     *(f"chaos.{room}" for room in ("mutants", "sim.checks", "sim.ports")),
 )
 PROTOCOL = {
-    *("runtime.driver.master", "runtime.worker.protocol", "runtime.rows.watermark", "runtime.rows.windows"),
-    *("sinks.contract", "sinks.delivery", "sinks.sql.tags"),
+    *("runtime.driver.master", "runtime.worker.protocol", "runtime.time.watermark", "runtime.time.windows"),
+    *("sinks.contract.sink", "sinks.protocol.delivery", "sinks.sql.tags"),
     *("state.tables.delta", "state.keys.keygroups", "state.keys.batch"),
 }
 GLOSSARY = (

@@ -12,7 +12,7 @@ from planned_source import PlannedSource
 import holdfast as hf
 from holdfast.runtime.driver.hosts.placement import local_paths
 from holdfast.runtime.plan.source import same_from, unpaced
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.traits import SinkTraits, SourceTraits, local, not_a
 
 SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False)])

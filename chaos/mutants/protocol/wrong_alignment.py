@@ -13,9 +13,9 @@ from msgspec.structs import replace as replaced
 
 from holdfast.runtime.driver import abreast, master
 from holdfast.runtime.driver.state import Send
-from holdfast.runtime.rows import time_alignment
-from holdfast.runtime.rows.time_alignment import Aligned, Look
 from holdfast.runtime.sources.reading import Reading
+from holdfast.runtime.time import time_alignment
+from holdfast.runtime.time.time_alignment import Aligned, Look
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.worker.subtask import SubtaskRun
 

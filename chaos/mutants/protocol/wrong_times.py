@@ -14,9 +14,9 @@ import numpy as np
 from holdfast.model import LAST_US, NEVER_US, SourcePosition, Watermark
 from holdfast.runtime.operators.event_clock import EventClock
 from holdfast.runtime.operators.windows.window import WindowOperator
-from holdfast.runtime.rows import watermark
 from holdfast.runtime.sources import event_time
 from holdfast.runtime.sources.event_time import EventTime
+from holdfast.runtime.time import watermark
 from holdfast.runtime.worker import subtask
 
 Right = Callable[..., Any]

@@ -13,7 +13,7 @@ from holdfast.chaos.sim.ports.stores import ProcessStore
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.repository import Repository
 from holdfast.runtime.rows.dead_letters import Letters
-from holdfast.sinks.immediate import Origin
+from holdfast.sinks.contract.immediate import Origin
 
 Right = Callable[..., Any]
 """The function that a mutant replaces."""

@@ -71,8 +71,8 @@ from holdfast.model import NO_EPOCH, Epoch, JobUuid, Tag, Timeline, WorkerId, Wr
 from holdfast.runtime.plan.kept_state import with_identities
 from holdfast.runtime.plan.model import Plan
 from holdfast.runtime.wire import messages as m
-from holdfast.sinks.contract import OP, Rewinding
-from holdfast.sinks.doubles.immediate import ImmediateTable
+from holdfast.sinks.contract.sink import OP, Rewinding
+from holdfast.sinks.memory.immediate import ImmediateTable
 from holdfast.state.store import Identity, Piece, StateStore
 from holdfast.state.tables.slab import Rows
 from holdfast.state.tables.table import Table

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from holdfast.chaos.sim.jobs import oracle
 from holdfast.chaos.sim.jobs.oracle import PARTITION_STRIDE, Cut
 from holdfast.chaos.sim.jobs.workload import Scenario
-from holdfast.sinks.doubles.immediate import ImmediateTable
-from holdfast.sinks.immediate import Origin, Owner
+from holdfast.sinks.contract.immediate import Origin, Owner
+from holdfast.sinks.memory.immediate import ImmediateTable
 
 
 class Lasts:

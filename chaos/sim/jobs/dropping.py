@@ -17,7 +17,7 @@ from holdfast.chaos.sim.jobs.oracle import Cut, Partitions
 from holdfast.checkpoint.manifest import Manifest, OperatorState
 from holdfast.model import NO_EPOCH
 from holdfast.runtime.api.stream import Stream
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 
 DROPS_SHARE = 0.5
 """Of the evolving jobs."""

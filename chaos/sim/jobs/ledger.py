@@ -19,7 +19,7 @@ from holdfast.chaos.sim.jobs import oracle
 from holdfast.chaos.sim.jobs.oracle import Cut, Partitions
 from holdfast.model import Epoch, Tag, Writer
 from holdfast.runtime.api.stream import Stream
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 
 ACCOUNTS, REGROUPED = "accounts", "regrouped"
 LEDGER_OPERATOR, REGROUPED_OPERATOR = "balances", "regrouped_counts"

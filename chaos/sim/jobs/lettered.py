@@ -12,7 +12,7 @@ from holdfast.chaos.sim.jobs import oracle
 from holdfast.chaos.sim.jobs.oracle import Cut, Input, Partitions
 from holdfast.runtime.api.stream import Stream
 from holdfast.runtime.rows.dead_letters import DLQ, decode_row
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 
 CHECKED = "checked"
 """The sink of the rows that pass."""

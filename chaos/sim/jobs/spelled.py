@@ -12,7 +12,7 @@ import polars as pl
 
 import holdfast as hf
 from holdfast.runtime.api.stream import Stream
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 
 SPELLED, SPELLED_OPERATOR = "spelled", "words"
 SPELLED_COLUMNS = {"n": "n.count", "least": "least.min", "blob": "blob.max"}

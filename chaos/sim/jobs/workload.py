@@ -37,8 +37,8 @@ from holdfast.checkpoint.catalogue import Retention
 from holdfast.runtime.api.stream import Stream
 from holdfast.runtime.plan.model import Plan
 from holdfast.runtime.worker.uploads import UPLOAD_FROM_BYTES
-from holdfast.sinks.doubles.immediate import ImmediateTable
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.immediate import ImmediateTable
+from holdfast.sinks.memory.sink import MemorySink
 
 SCHEMA = pa.schema([pa.field(name, pa.int64(), nullable=False) for name in ("id", "key", "bucket", "value", "place")])
 TIMED_SCHEMA = SCHEMA.append(pa.field("at", pa.timestamp("us", tz="UTC"), nullable=False))

@@ -20,8 +20,8 @@ from holdfast.model import WorkerId
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.worker.local import Opened, Target, identity_of
 from holdfast.state.evolution import declaration
+from holdfast.state.local.memory import MemoryKeyValue
 from holdfast.state.marker import read_marker, usable
-from holdfast.state.memory import MemoryKeyValue
 from holdfast.state.store import StateStore
 from holdfast.state.tables.slab import PLAIN, PlainMemory
 

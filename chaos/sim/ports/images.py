@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from holdfast.runtime.microbatch.blocks import Attempt
 from holdfast.state.compiled.digest import sources_digest
-from holdfast.state.paging.image import Head, Held, Wanted
+from holdfast.state.local.image import Head, Held, Wanted
 from holdfast.state.store import StateStore
 from holdfast.state.tables.slab import PlainMemory, Stored
 
@@ -34,7 +34,7 @@ class SimulatedMemory(PlainMemory):
 
 @dataclass
 class SimulatedImage:
-    """One image; see microbatch.warm.HeldImage."""
+    """One image; see worker.images.HeldImage."""
 
     head: Head | None = None
     alone: bool = True
@@ -76,7 +76,7 @@ class SimulatedImage:
 
 
 class SimulatedImages:
-    """The images of one machine; see microbatch.warm.Images."""
+    """The images of one machine; see worker.images.Images."""
 
     def __init__(self) -> None:
         self._images: list[SimulatedImage] = []

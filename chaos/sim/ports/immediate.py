@@ -27,10 +27,10 @@ from holdfast.chaos.sim.ports.surroundings import Surroundings
 from holdfast.chaos.sim.ports.targets import PlannedTable, is_refused
 from holdfast.errors import Fenced, Unavailable
 from holdfast.model import Writer
-from holdfast.sinks.doubles.immediate import ImmediateTable
-from holdfast.sinks.immediate import Origin, Owner, Written
-from holdfast.sinks.memory import MemoryTarget
-from holdfast.sinks.owners import Claim
+from holdfast.sinks.contract.immediate import Origin, Owner, Written
+from holdfast.sinks.contract.owners import Claim
+from holdfast.sinks.memory.immediate import ImmediateTable
+from holdfast.sinks.memory.sink import MemoryTarget
 from holdfast.traits import SinkTraits
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from holdfast.chaos.sim.jobs.tables import SharedTable
 from holdfast.chaos.sim.jobs.workload import Scenario
 from holdfast.chaos.sim.ports.objects import WatchedObjects
 from holdfast.model import Generation
-from holdfast.sinks.doubles.immediate import ImmediateTable
+from holdfast.sinks.memory.immediate import ImmediateTable
 
 
 class Surroundings(Protocol):

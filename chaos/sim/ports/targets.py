@@ -1,6 +1,6 @@
 """Sinks as one worker sees them: a shared table in memory whose replies may be lost and whose transactions may be late.
 
-The tables of sinks/memory.py have the tag semantics that the conformance suite demands of every target. A
+The tables of sinks/memory/sink.py have the tag semantics that the conformance suite demands of every target. A
 transaction that its sender gave up may still commit: its guard is checked when it lands.
 
 Invariants
@@ -27,7 +27,8 @@ from holdfast.chaos.sim.ports.surroundings import Surroundings
 from holdfast.errors import Fenced, Unavailable
 from holdfast.model import Generation, JobUuid, Tag, Writer
 from holdfast.runtime.plan.model import SinkSpec
-from holdfast.sinks.contract import (
+from holdfast.sinks.contract.owners import Claim
+from holdfast.sinks.contract.sink import (
     AlreadyDelivered,
     Delivered,
     EpochOutput,
@@ -39,8 +40,7 @@ from holdfast.sinks.contract import (
     UploadedOutput,
     already,
 )
-from holdfast.sinks.memory import MemorySink, MemoryTarget
-from holdfast.sinks.owners import Claim
+from holdfast.sinks.memory.sink import MemorySink, MemoryTarget
 from holdfast.traits import SinkTraits
 
 Epochs = list[tuple[Tag, list[pa.RecordBatch]]]

@@ -22,7 +22,7 @@ from holdfast.runtime.cli.log import compact as log_compact
 from holdfast.runtime.cli.log.columns import parse_columns
 from holdfast.runtime.cli.log.input import as_given, columns_given, json_line_batches, read_file
 from holdfast.runtime.cli.log.output import Placed, as_json_line, columns_shown, placed_rows, plain_line, table_lines
-from holdfast.sinks.log_changelog import refuse_changelog_of_a_job
+from holdfast.sinks.log.changelog import refuse_changelog_of_a_job
 from holdfast.storage.log.format import LogMeta, describe_column
 from holdfast.storage.log.log import LogReader, LogWriter, create_log, read_meta
 from holdfast.storage.log.partitioning import dealt_out, partition_rows

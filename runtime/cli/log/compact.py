@@ -11,7 +11,7 @@ from dataclasses import replace
 from holdfast.runtime.cli.reporting import advise, print_json
 from holdfast.runtime.cli.text import plural
 from holdfast.runtime.config.durations import duration_ms
-from holdfast.sinks.log_changelog import refuse_changelog_of_a_job
+from holdfast.sinks.log.changelog import refuse_changelog_of_a_job
 from holdfast.storage.log.compaction import Compactor, PartitionResult, Result, Wishes
 from holdfast.storage.objects import open_objects
 

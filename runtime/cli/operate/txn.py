@@ -24,7 +24,7 @@ from holdfast.runtime.cli.operate.rewind import PLAN_ONLY, job_of
 from holdfast.runtime.cli.reporting import advise, print_json
 from holdfast.runtime.job.stored import Stored, open_job
 from holdfast.runtime.wire.clock import SystemClock
-from holdfast.sinks.transactions import Hidden, Transactions, transactional
+from holdfast.sinks.contract.transactions import Hidden, Transactions, transactional
 
 GONE_WITHIN_S = 5.0
 """How long brokers may take to show readers that a transaction was aborted."""

@@ -30,7 +30,7 @@ from holdfast.runtime.cli.reporting import advise, print_json
 from holdfast.runtime.inspect.topic import check_topic
 from holdfast.runtime.job.log_end import beyond_the_log, way_out
 from holdfast.runtime.job.stored import Stored
-from holdfast.sinks.changelogs import shown_place
+from holdfast.sinks.contract.changelogs import shown_place
 from holdfast.state.blocks import deltas_of
 from holdfast.state.changelog import opened
 

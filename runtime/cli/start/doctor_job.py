@@ -36,7 +36,7 @@ from holdfast.runtime.plan.model import SinkSpec, SourceSpec
 from holdfast.runtime.plan.source import Captured, capture_of, copied, in_folder, removing
 from holdfast.runtime.plan.topic import outputs_of
 from holdfast.runtime.wire.clock import SystemClock
-from holdfast.sinks.contract import probing
+from holdfast.sinks.contract.sink import probing
 from holdfast.storage.objects import open_objects
 from holdfast.storage.paths import join
 

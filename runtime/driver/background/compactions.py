@@ -18,7 +18,7 @@ from holdfast.checkpoint.joblog import Job
 from holdfast.checkpoint.timeline import lineage_of
 from holdfast.errors import HoldfastError
 from holdfast.ports import Lane
-from holdfast.sinks.changelogs import Changelog, Compaction
+from holdfast.sinks.contract.changelogs import Changelog, Compaction
 
 
 class Compactions:

@@ -1,6 +1,6 @@
 """Aggregates over a table: input in whole batches, output of the keys changed in an epoch.
 
-No work is done per record. Rows are mapped to slots once per batch; the functions (runtime/rows/aggregates) then fold
+No work is done per record. Rows are mapped to slots once per batch; the functions (runtime/functions) then fold
 whole columns. Columns without nulls are never masked. The states of functions without compiled operations are computed
 before any state of the batch changes, and written afterwards.
 
@@ -27,6 +27,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from holdfast.errors import JobFailed, Where
+from holdfast.runtime.functions.adding import TOO_LARGE, USE_FLOATS
+from holdfast.runtime.functions.aggregation import BoundAggregation, state_columns
+from holdfast.runtime.functions.conditions import Condition, computed, masked
+from holdfast.runtime.functions.contract import CannotFold, Groups, Known, Slots, State, stacked
+from holdfast.runtime.functions.ranges import Runs, empty, over_ranges
 from holdfast.runtime.operators.aggregates import changes
 from holdfast.runtime.operators.aggregates.pieces import calls_users, in_pieces, results_in_pieces
 from holdfast.runtime.operators.contract import (
@@ -40,14 +45,9 @@ from holdfast.runtime.operators.contract import (
 )
 from holdfast.runtime.operators.differences import Found, compare_keys
 from holdfast.runtime.operators.time_slice import Pace, TimeSlice
-from holdfast.runtime.rows.aggregates.adding import TOO_LARGE, USE_FLOATS
-from holdfast.runtime.rows.aggregates.aggregation import BoundAggregation, state_columns
-from holdfast.runtime.rows.aggregates.conditions import Condition, computed, masked
-from holdfast.runtime.rows.aggregates.contract import CannotFold, Groups, Known, Slots, State, stacked
-from holdfast.runtime.rows.aggregates.ranges import Runs, empty, over_ranges
 from holdfast.runtime.wire.messages import OperatorProgress
 from holdfast.runtime.wire.vitals import FUNCTION
-from holdfast.sinks.contract import PUT
+from holdfast.sinks.contract.sink import PUT
 from holdfast.state.compiled.sources import Input, sources_of
 from holdfast.state.keys.batch import Keys, KeyType
 from holdfast.state.tables.kernels.layout import Do

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from holdfast.runtime.functions.aggregation import WHERE, BoundAggregation, call_text, function_of
 from holdfast.runtime.operators.contract import Description
 from holdfast.runtime.operators.differences import READ_UNCHANGED, Found, columns_text, part_to_drop, type_named
-from holdfast.runtime.rows.aggregates.aggregation import WHERE, BoundAggregation, call_text, function_of
 from holdfast.runtime.rows.forms import in_terms_of
 from holdfast.state.evolution import widens
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from holdfast.runtime.functions.aggregation import BoundAggregation
 from holdfast.runtime.operators.contract import ROUNDS, OperatorContext
 from holdfast.runtime.operators.time_slice import Pace, TimeSlice
-from holdfast.runtime.rows.aggregates.aggregation import BoundAggregation
 from holdfast.runtime.wire.vitals import FUNCTION
 
 Take = Callable[[pa.RecordBatch], None]

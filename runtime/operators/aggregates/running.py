@@ -2,7 +2,7 @@
 
 The state is that of aggregate.py, so a job may change between `emit="changes"` and `emit="each"`. The rows of a batch
 are put behind the held state of their keys, and the result of a row is the merge of all up to it
-(rows/aggregates/ranges.py): no work is done per record.
+(functions/ranges.py): no work is done per record.
 
 Invariants
     - The rows of a key are emitted in the order in which they arrived; each counts itself and all before it.
@@ -21,9 +21,9 @@ from typing import ClassVar
 import numpy as np
 import pyarrow as pa
 
+from holdfast.runtime.functions.ranges import Runs
 from holdfast.runtime.operators.aggregates.aggregate import Aggregate, Folding, aggregates_text
 from holdfast.runtime.operators.contract import Needed, Operator, OperatorContext
-from holdfast.runtime.rows.aggregates.ranges import Runs
 from holdfast.runtime.wire.messages import OperatorProgress
 
 PIECE_ROWS = 16_384

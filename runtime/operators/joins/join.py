@@ -47,9 +47,9 @@ from holdfast.runtime.operators.differences import Found, columns_text, compare_
 from holdfast.runtime.operators.event_clock import CLOCK_TABLE, EventClock, Times, time_not_held
 from holdfast.runtime.operators.joins.rows import Candidates, KeptRows, Slots, draft
 from holdfast.runtime.operators.side import LATE
-from holdfast.runtime.rows.join_bounds import LEFT, RIGHT, Bound, bound_text
 from holdfast.runtime.rows.kept_columns import from_state
-from holdfast.runtime.rows.windows import TIME, WINDOW_END, WINDOW_START, micros_of, outside
+from holdfast.runtime.time.join_bounds import LEFT, RIGHT, Bound, bound_text
+from holdfast.runtime.time.windows import TIME, WINDOW_END, WINDOW_START, micros_of, outside
 from holdfast.runtime.wire.messages import OperatorProgress
 from holdfast.state.keys.batch import KeyType
 

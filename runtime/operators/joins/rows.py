@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from holdfast.model import LAST_US, NEVER_US
 from holdfast.runtime.operators.contract import TableDraft
 from holdfast.runtime.operators.event_clock import EventClock, Times, drop_vacant
-from holdfast.runtime.rows.join_bounds import Bound
 from holdfast.runtime.rows.kept_columns import kept_column, to_state
-from holdfast.runtime.rows.windows import TIME, WINDOW_END
+from holdfast.runtime.time.join_bounds import Bound
+from holdfast.runtime.time.windows import TIME, WINDOW_END
 from holdfast.state.collections.rows import existing
 from holdfast.state.compiled.sources import Input, sources_of
 from holdfast.state.keys.batch import KeyType

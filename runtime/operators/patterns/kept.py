@@ -26,7 +26,7 @@ from holdfast.runtime.operators.contract import TableDraft
 from holdfast.runtime.operators.joins.rows import ranks
 from holdfast.runtime.operators.patterns.automaton import Partial, Row
 from holdfast.runtime.rows.kept_columns import from_state, kept_column, to_state
-from holdfast.runtime.rows.windows import TIME
+from holdfast.runtime.time.windows import TIME
 from holdfast.state.collections.rows import OrderedRows, drop_absent, existing, extended
 from holdfast.state.keys.batch import Keys, KeyType
 from holdfast.state.tables.ordered import BY_KEY

@@ -50,7 +50,7 @@ from holdfast.runtime.rows.dead_letters import DeadLetter, OnError, encode_row, 
 from holdfast.runtime.rows.expressions import Use
 from holdfast.runtime.rows.forms import code_of
 from holdfast.runtime.rows.rows import WrongRow, batch_of_rows
-from holdfast.runtime.rows.windows import TIME_FIRST_US, TIME_LAST_US, micros_of, outside, span
+from holdfast.runtime.time.windows import TIME_FIRST_US, TIME_LAST_US, micros_of, outside, span
 from holdfast.runtime.wire.messages import OperatorProgress
 from holdfast.runtime.wire.vitals import FUNCTION
 from holdfast.state.keys.batch import Keys, KeyType

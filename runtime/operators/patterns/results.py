@@ -15,7 +15,7 @@ import pyarrow as pa
 from holdfast.runtime.operators.patterns.automaton import Partial, Row, Stage
 from holdfast.runtime.operators.patterns.kept import KeptRows, Slots
 from holdfast.runtime.rows.row_types import RowMaker, row_class
-from holdfast.runtime.rows.windows import TIME
+from holdfast.runtime.time.windows import TIME
 
 
 class Taken(NamedTuple):

@@ -22,6 +22,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from holdfast.errors import is_failure
+from holdfast.runtime.functions.keyed_process import bound_to, declared_by
 from holdfast.runtime.operators.contract import Description, Operator, OperatorContext, TableDraft
 from holdfast.runtime.operators.differences import Found, compare_keys
 from holdfast.runtime.operators.event_clock import drop_vacant
@@ -29,7 +30,6 @@ from holdfast.runtime.operators.process.changes import compare_states
 from holdfast.runtime.operators.process.step import FunctionStep
 from holdfast.runtime.rows.dead_letters import DeadLetter, encode_row, reported
 from holdfast.runtime.rows.failing import NOT_THE_ROWS_FAULT, raised
-from holdfast.runtime.rows.keyed_process import bound_to, declared_by
 from holdfast.runtime.rows.rows import WrongRow, batch_of_columns
 from holdfast.runtime.rows.state_types import state_type
 from holdfast.runtime.wire.messages import OperatorProgress

@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 
 from holdfast.errors import JobFailed, Where, is_failure
 from holdfast.model import LAST_US
+from holdfast.runtime.functions.keyed_process import EVENT, PROCESSING, Declaration, bound_to, declared_by
 from holdfast.runtime.operators.contract import (
     MAIN,
     ROUNDS,
@@ -63,11 +64,10 @@ from holdfast.runtime.operators.process.step import NOT_DONE, FunctionStep
 from holdfast.runtime.operators.processing_clock import NOW_TABLE, ProcessingClock
 from holdfast.runtime.rows.dead_letters import DeadLetter, encode_row, reported
 from holdfast.runtime.rows.failing import NOT_THE_ROWS_FAULT, raised
-from holdfast.runtime.rows.keyed_process import EVENT, PROCESSING, Declaration, bound_to, declared_by
 from holdfast.runtime.rows.row_types import RowMaker, row_class
 from holdfast.runtime.rows.rows import WrongRow, batch_of_rows
 from holdfast.runtime.rows.state_types import MAP_KEYS, WrongValue, state_type
-from holdfast.runtime.rows.windows import micros_of
+from holdfast.runtime.time.windows import micros_of
 from holdfast.runtime.wire.messages import OperatorProgress
 from holdfast.runtime.wire.vitals import FUNCTION
 from holdfast.state.collections.lists import Lists

@@ -13,12 +13,12 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from holdfast.errors import JobFailed, Where
+from holdfast.runtime.functions.keyed_process import KeyedProcess, declared_by
 from holdfast.runtime.operators.contract import KeyedStep, Needed
 from holdfast.runtime.operators.process.changes import parts_of, states_without
 from holdfast.runtime.rows.dead_letters import OnError
 from holdfast.runtime.rows.expressions import Use
 from holdfast.runtime.rows.forms import code_of
-from holdfast.runtime.rows.keyed_process import KeyedProcess, declared_by
 from holdfast.runtime.rows.state_types import shape_of
 
 NOT_DONE = "the epoch was not completed; state and output stay as of the last checkpoint"

@@ -25,12 +25,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from holdfast.runtime.functions.aggregation import BoundAggregation, bound
+from holdfast.runtime.functions.contract import Kind
+from holdfast.runtime.functions.named import sum as sum_of
 from holdfast.runtime.operators.aggregates.aggregate import Folding, value_columns
 from holdfast.runtime.operators.contract import TableDraft
 from holdfast.runtime.operators.joins.rows import Slots
-from holdfast.runtime.rows.aggregates.aggregation import BoundAggregation, bound
-from holdfast.runtime.rows.aggregates.contract import Kind
-from holdfast.runtime.rows.aggregates.named import sum as sum_of
 from holdfast.state.collections.rows import OrderedRows, drop_absent
 from holdfast.state.keys.batch import Keys, KeyType
 from holdfast.state.tables.ordered import BY_KEY

@@ -19,10 +19,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from holdfast.runtime.functions.contract import Kind
+from holdfast.runtime.functions.types import DECIMAL_BYTES, as_bytes, as_decimals, is_decimal, plain_dtype
 from holdfast.runtime.operators.joins.rows import Slots
 from holdfast.runtime.operators.tables.below import Counts, Entries, Part
-from holdfast.runtime.rows.aggregates.contract import Kind
-from holdfast.runtime.rows.aggregates.types import DECIMAL_BYTES, as_bytes, as_decimals, is_decimal, plain_dtype
 from holdfast.state.collections.rows import OrderedRows
 from holdfast.state.keys.batch import Keys
 from holdfast.state.keys.canonical import is_textual

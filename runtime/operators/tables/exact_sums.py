@@ -21,9 +21,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from holdfast.runtime.functions.contract import Kind
+from holdfast.runtime.functions.moments import Var
 from holdfast.runtime.operators.tables.below import Counts, Entries, Part
-from holdfast.runtime.rows.aggregates.contract import Kind
-from holdfast.runtime.rows.aggregates.moments import Var
 from holdfast.state.collections.rows import OrderedRows
 from holdfast.state.keys.batch import Keys
 

@@ -47,11 +47,11 @@ from holdfast.runtime.operators.tables.join import Flags, TableJoin
 from holdfast.runtime.operators.tables.lookup import kept_fields, key_columns, last_of, null_keys, state_of
 from holdfast.runtime.operators.tables.retractions import WEIGHT
 from holdfast.runtime.operators.tables.upserts import deletes
-from holdfast.runtime.rows.join_bounds import LEFT, RIGHT
 from holdfast.runtime.rows.kept_columns import from_state
-from holdfast.runtime.rows.windows import TIME
+from holdfast.runtime.time.join_bounds import LEFT, RIGHT
+from holdfast.runtime.time.windows import TIME
 from holdfast.runtime.wire.messages import OperatorProgress
-from holdfast.sinks.contract import DELETE, PUT
+from holdfast.sinks.contract.sink import DELETE, PUT
 from holdfast.state.collections.rows import OrderedRows, drop_absent, existing
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.tables.ordered import BY_KEY

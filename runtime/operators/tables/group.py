@@ -29,6 +29,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.errors import JobFailed, Where
+from holdfast.runtime.functions.aggregation import BoundAggregation, bound
+from holdfast.runtime.functions.conditions import computed, masked
+from holdfast.runtime.functions.named import sum as sum_of
 from holdfast.runtime.operators.aggregates.aggregate import (
     NOT_DONE,
     Folding,
@@ -55,11 +58,8 @@ from holdfast.runtime.operators.tables.counted_values import CountedValues
 from holdfast.runtime.operators.tables.exact_sums import ExactSums
 from holdfast.runtime.operators.tables.not_finite import NotFinite
 from holdfast.runtime.operators.tables.retractions import WEIGHT
-from holdfast.runtime.rows.aggregates.aggregation import BoundAggregation, bound
-from holdfast.runtime.rows.aggregates.conditions import computed, masked
-from holdfast.runtime.rows.aggregates.named import sum as sum_of
 from holdfast.runtime.wire.messages import OperatorProgress
-from holdfast.sinks.contract import DELETE, PUT
+from holdfast.sinks.contract.sink import DELETE, PUT
 from holdfast.state.keys.batch import Keys, KeyType
 
 SUMMED = ("count", "sum", "mean")

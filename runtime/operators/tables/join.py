@@ -36,11 +36,11 @@ from holdfast.runtime.operators.differences import READ_UNCHANGED, Found, compar
 from holdfast.runtime.operators.event_clock import drop_vacant
 from holdfast.runtime.operators.tables.lookup import key_columns, last_of, null_keys
 from holdfast.runtime.operators.tables.upserts import deletes
-from holdfast.runtime.rows.join_bounds import LEFT, RIGHT
 from holdfast.runtime.rows.kept_columns import from_state, kept_column, to_state
-from holdfast.runtime.rows.windows import TIME
+from holdfast.runtime.time.join_bounds import LEFT, RIGHT
+from holdfast.runtime.time.windows import TIME
 from holdfast.runtime.wire.messages import OperatorProgress
-from holdfast.sinks.contract import DELETE, PUT
+from holdfast.sinks.contract.sink import DELETE, PUT
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.tables.spec import ColumnSpec
 

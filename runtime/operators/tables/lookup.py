@@ -19,7 +19,7 @@ from holdfast.runtime.operators.differences import READ_UNCHANGED, Found, compar
 from holdfast.runtime.operators.joins.rows import KEPT, Slots
 from holdfast.runtime.operators.side import LATE
 from holdfast.runtime.rows.kept_columns import from_state, kept_column, to_state
-from holdfast.runtime.rows.windows import TIME
+from holdfast.runtime.time.windows import TIME
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.tables.spec import Columns, ColumnSpec
 from holdfast.state.tables.table import Table

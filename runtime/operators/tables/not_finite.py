@@ -15,8 +15,8 @@ from typing import ClassVar
 import numpy as np
 import pyarrow as pa
 
+from holdfast.runtime.functions.contract import Kind
 from holdfast.runtime.operators.tables.below import Counts, Entries, Part
-from holdfast.runtime.rows.aggregates.contract import Kind
 from holdfast.state.collections.rows import OrderedRows
 from holdfast.state.keys.batch import Keys
 

@@ -37,7 +37,7 @@ from holdfast.runtime.operators.joins.rows import KEPT, Slots
 from holdfast.runtime.operators.tables.lookup import kept_fields, key_columns, last_of, state_of
 from holdfast.runtime.operators.tables.upserts import deletes
 from holdfast.runtime.rows.kept_columns import from_state
-from holdfast.runtime.rows.windows import TIME
+from holdfast.runtime.time.windows import TIME
 from holdfast.runtime.wire.messages import OperatorProgress
 from holdfast.state.keys.batch import KeyType
 

@@ -51,9 +51,9 @@ from holdfast.runtime.operators.tables.lookup import (
     state_of,
 )
 from holdfast.runtime.operators.tables.upserts import deletes
-from holdfast.runtime.rows.join_bounds import LEFT, Between
 from holdfast.runtime.rows.kept_columns import from_state
-from holdfast.runtime.rows.windows import TIME, micros_of, outside
+from holdfast.runtime.time.join_bounds import LEFT, Between
+from holdfast.runtime.time.windows import TIME, micros_of, outside
 from holdfast.runtime.wire.messages import OperatorProgress
 from holdfast.state.collections.rows import OrderedRows, drop_absent
 from holdfast.state.keys.batch import Keys, KeyType

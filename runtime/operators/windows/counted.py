@@ -22,15 +22,15 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from holdfast.runtime.functions.aggregation import BoundAggregation
+from holdfast.runtime.functions.contract import Slots
+from holdfast.runtime.functions.ranges import Runs
 from holdfast.runtime.operators.aggregates.aggregate import Folding, aggregates_text, value_columns
 from holdfast.runtime.operators.aggregates.running import PIECE_ROWS, RunningAggregate
 from holdfast.runtime.operators.contract import Description, Operator, OperatorContext, TableDraft
 from holdfast.runtime.operators.differences import Found
 from holdfast.runtime.operators.event_clock import drop_vacant
 from holdfast.runtime.operators.windows.sliding import RECORDS
-from holdfast.runtime.rows.aggregates.aggregation import BoundAggregation
-from holdfast.runtime.rows.aggregates.contract import Slots
-from holdfast.runtime.rows.aggregates.ranges import Runs
 from holdfast.runtime.wire.messages import OperatorProgress
 from holdfast.state.keys.batch import KeyType
 

@@ -26,10 +26,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.model import NEVER_US
+from holdfast.runtime.functions.contract import Slots
 from holdfast.runtime.operators.contract import OperatorContext, TableDraft, part_name
 from holdfast.runtime.operators.windows.marked import MARK, MarkedRows
-from holdfast.runtime.rows.aggregates.contract import Slots
-from holdfast.runtime.rows.windows import CLOCK_KEY
+from holdfast.runtime.time.windows import CLOCK_KEY
 from holdfast.state.keys.keygroups import key_of_group
 from holdfast.state.tables.spec import ColumnSpec
 

@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from holdfast.runtime.functions.adding import INT64_MAX, largest
+from holdfast.runtime.functions.contract import Slots, State
 from holdfast.runtime.operators.aggregates.aggregate import Folding
 from holdfast.runtime.operators.windows.merging import KEPT_MIN
-from holdfast.runtime.rows.aggregates.adding import INT64_MAX, largest
-from holdfast.runtime.rows.aggregates.contract import Slots, State
 from holdfast.state.keys.batch import Keys
 from holdfast.state.tables.kernels.layout import Do
 from holdfast.state.tables.records import Records

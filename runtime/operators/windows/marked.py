@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from holdfast.runtime.functions.contract import Slots
 from holdfast.runtime.operators.windows.merging import grouped
-from holdfast.runtime.rows.aggregates.contract import Slots
 from holdfast.state.tables.spec import ColumnSpec
 from holdfast.state.tables.table import Table
 

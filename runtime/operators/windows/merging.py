@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from holdfast.runtime.functions.contract import Slots
 from holdfast.runtime.operators.aggregates.aggregate import Folding
-from holdfast.runtime.rows.aggregates.contract import Slots
 from holdfast.state.keys.batch import Keys
 from holdfast.state.tables.records import Records
 from holdfast.state.tables.spec import Columns, TableSpec

@@ -29,6 +29,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from holdfast.model import LAST_US, NEVER_US
+from holdfast.runtime.functions.contract import Slots
 from holdfast.runtime.operators.aggregates.aggregate import Folding, value_columns
 from holdfast.runtime.operators.aggregates.pieces import in_pieces, results_in_pieces
 from holdfast.runtime.operators.contract import Description, Operator, OperatorContext, TableDraft
@@ -36,8 +37,7 @@ from holdfast.runtime.operators.event_clock import CLOCK_TABLE, EventClock, Time
 from holdfast.runtime.operators.side import LATE
 from holdfast.runtime.operators.windows.merging import grouped, merged_states
 from holdfast.runtime.operators.windows.window import WindowAggregate
-from holdfast.runtime.rows.aggregates.contract import Slots
-from holdfast.runtime.rows.windows import END_COLUMN, TIME, WINDOW_END, WINDOW_START, micros_of, outside
+from holdfast.runtime.time.windows import END_COLUMN, TIME, WINDOW_END, WINDOW_START, micros_of, outside
 from holdfast.runtime.wire.messages import OperatorProgress
 from holdfast.state.collections.rows import OrderedRows, drop_absent
 from holdfast.state.keys.batch import Keys, KeyType

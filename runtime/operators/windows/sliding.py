@@ -3,7 +3,7 @@
 A row of state has the aggregates of the records of a key that have one event time, which are in the same windows. It is
 keyed by (keys, event time); rows are in the order of the key, so the rows of a window are found, and in the order of
 their times, so event time finds the records that it has passed. Their windows are merged from the rows as they are due
-(rows/aggregates/ranges.py).
+(functions/ranges.py).
 
 Invariants
     - A record is late if and only if its event time lies before the clock of its key.
@@ -24,17 +24,17 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from holdfast.runtime.functions.adding import Count
+from holdfast.runtime.functions.aggregation import BoundAggregation, rebound
+from holdfast.runtime.functions.contract import Slots
+from holdfast.runtime.functions.ranges import Runs
 from holdfast.runtime.operators.aggregates.aggregate import Folding, value_columns
 from holdfast.runtime.operators.contract import Description, Operator, OperatorContext, TableDraft
 from holdfast.runtime.operators.event_clock import CLOCK_TABLE, EventClock, Times, time_not_held
 from holdfast.runtime.operators.side import LATE
 from holdfast.runtime.operators.windows.merging import grouped
 from holdfast.runtime.operators.windows.window import WindowAggregate
-from holdfast.runtime.rows.aggregates.adding import Count
-from holdfast.runtime.rows.aggregates.aggregation import BoundAggregation, rebound
-from holdfast.runtime.rows.aggregates.contract import Slots
-from holdfast.runtime.rows.aggregates.ranges import Runs
-from holdfast.runtime.rows.windows import END_COLUMN, TIME, WINDOW_END, micros_of, outside
+from holdfast.runtime.time.windows import END_COLUMN, TIME, WINDOW_END, micros_of, outside
 from holdfast.runtime.wire.messages import OperatorProgress
 from holdfast.state.collections.rows import OrderedRows, drop_absent
 from holdfast.state.keys.batch import KeyType

@@ -33,6 +33,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from holdfast.model import LAST_US, NEVER_US
+from holdfast.runtime.functions.aggregation import BoundAggregation
+from holdfast.runtime.functions.contract import Slots
 from holdfast.runtime.operators.aggregates import changes
 from holdfast.runtime.operators.aggregates.aggregate import (
     Folding,
@@ -58,9 +60,7 @@ from holdfast.runtime.operators.windows.early import TIMES_TABLE, EarlyResults
 from holdfast.runtime.operators.windows.held import HeldSlices
 from holdfast.runtime.operators.windows.marked import MARK
 from holdfast.runtime.operators.windows.merging import Owners, grouped, merged
-from holdfast.runtime.rows.aggregates.aggregation import BoundAggregation
-from holdfast.runtime.rows.aggregates.contract import Slots
-from holdfast.runtime.rows.windows import (
+from holdfast.runtime.time.windows import (
     END_COLUMN,
     TIME,
     WINDOW_END,
@@ -72,7 +72,7 @@ from holdfast.runtime.rows.windows import (
     window_text,
 )
 from holdfast.runtime.wire.messages import OperatorProgress
-from holdfast.sinks.contract import PUT
+from holdfast.sinks.contract.sink import PUT
 from holdfast.state.collections.rows import existing
 from holdfast.state.keys.batch import Keys, KeyType
 from holdfast.state.tables.placing import distinct, order_of

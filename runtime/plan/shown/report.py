@@ -14,7 +14,7 @@ from holdfast.runtime.operators.contract import INPUT, Placed
 from holdfast.runtime.plan.drawing import columns_text as schema_text
 from holdfast.runtime.plan.model import ANY_FRAGMENT, Fragment, Plan, SinkSpec
 from holdfast.runtime.plan.topic import topic_place
-from holdfast.sinks.changelogs import shown_place
+from holdfast.sinks.contract.changelogs import shown_place
 
 
 def describe(plan: Plan) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from holdfast.runtime.rows.csv_lines import refuse_columns
-from holdfast.runtime.rows.json_lines import JsonLines
+from holdfast.runtime.formats.csv_lines import refuse_columns
+from holdfast.runtime.formats.json_lines import JsonLines
 from holdfast.runtime.sources.files.catalogue import Entry
 from holdfast.runtime.sources.files.contents import Contents, WrongFile
 from holdfast.runtime.sources.files.parquet import ParquetContents

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from holdfast.runtime.rows.csv_lines import CsvLines, header_of
+from holdfast.runtime.formats.csv_lines import CsvLines, header_of
 from holdfast.runtime.rows.dead_letters import Form, Refused, with_refused
 from holdfast.runtime.sources.files.contents import Piece, WrongFile
 from holdfast.storage.folders import ReadFile

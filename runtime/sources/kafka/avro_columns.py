@@ -37,7 +37,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.errors import ConfigError
-from holdfast.runtime.rows.halving import Unfit, by_halves, without_nulls
+from holdfast.runtime.formats.halving import Unfit, by_halves, without_nulls
 from holdfast.storage.kafka.avro import WIDTHS, Type, codec_schema
 
 Values = list[Any]

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from holdfast.errors import ConfigError, NotAdmitted
-from holdfast.runtime.rows.json_lines import JsonLines, Times
+from holdfast.runtime.formats.json_lines import JsonLines, Times
 from holdfast.runtime.sources.kafka.group import GroupOffsets
 from holdfast.runtime.sources.kafka.messages import META, Decoder
 from holdfast.runtime.sources.kafka.part_of import PartOf

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from holdfast.arguments import checked
 from holdfast.errors import ConfigError
-from holdfast.runtime.rows.json_lines import TIMES, JsonLines, Times
+from holdfast.runtime.formats.json_lines import TIMES, JsonLines, Times
 from holdfast.runtime.rows.row_types import ArrowSchema, RowsOf, T
 from holdfast.runtime.rows.schema import data_schema_of, defaults_of
 

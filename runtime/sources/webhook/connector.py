@@ -19,7 +19,7 @@ from holdfast.arguments import checked
 from holdfast.errors import ConfigError
 from holdfast.runtime.config.durations import Duration, duration_ms
 from holdfast.runtime.config.settings import size_bytes
-from holdfast.runtime.rows.json_lines import JsonLines, Times
+from holdfast.runtime.formats.json_lines import JsonLines, Times
 from holdfast.runtime.rows.row_types import ArrowSchema, RowsOf, T
 from holdfast.runtime.sources.kafka.values import JSON, RAW, Raw
 from holdfast.runtime.sources.log import Log, LogSource

@@ -24,7 +24,7 @@ from typing import Protocol
 
 from holdfast.errors import ConfigError, Damaged, HoldfastError, Unavailable
 from holdfast.model import CHANGELOG, Epoch, Stretch, Tag
-from holdfast.sinks.changelogs import is_on
+from holdfast.sinks.contract.changelogs import is_on
 from holdfast.sinks.kafka.changelog.format import Broken, Decoder, Message, base_of, damaged
 from holdfast.sinks.kafka.changelog.layout import check_layout
 from holdfast.sinks.kafka.changelog.reading import Feed, Found, Gone, OpenKafkaChangelog, Topic

@@ -23,11 +23,11 @@ import pyarrow as pa
 
 from holdfast.errors import HoldfastError, Unavailable
 from holdfast.model import CHANGELOG, NO_EPOCH, Epoch, Subtask, Tag
-from holdfast.sinks.changelogs import AsOf, CompactedMeanwhile, is_on, unseen
+from holdfast.sinks.contract.changelogs import AsOf, CompactedMeanwhile, is_on, unseen
+from holdfast.sinks.contract.owners import Holding
 from holdfast.sinks.kafka.changelog.format import Broken, Decoder, Delivery, damaged, end_of
 from holdfast.sinks.kafka.changelog.layout import check_layout
 from holdfast.sinks.kafka.progress import Layout, Progress
-from holdfast.sinks.owners import Holding
 
 COMMITTER = Subtask(0)
 """The writer that delivers the segments of all (traits.commits_once)."""

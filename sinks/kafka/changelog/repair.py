@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from holdfast.errors import HoldfastError, Unavailable
 from holdfast.model import Tag, Writer
-from holdfast.sinks.contract import Repair, Rewinding
+from holdfast.sinks.contract.sink import Repair, Rewinding
 from holdfast.sinks.kafka.changelog.reading import COMMITTER
 from holdfast.sinks.kafka.progress import Progress, owner_record, tag_record
 from holdfast.sinks.kafka.target import Connection, Content, ProducerFenced, TransactionalProducer, must_be_alone
-from holdfast.sinks.undo import impossible, overtaken, refused, untouched
+from holdfast.sinks.protocol.undo import impossible, overtaken, refused, untouched
 
 
 def plan_repair(where: str, progress: Progress, rewinding: Rewinding) -> Repair:

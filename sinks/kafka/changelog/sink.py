@@ -19,8 +19,9 @@ import pyarrow as pa
 from holdfast.errors import ConfigError
 from holdfast.model import CHANGELOG, Tag, Writer
 from holdfast.secrets import Secret
-from holdfast.sinks.changelogs import Changelog, Compaction
-from holdfast.sinks.contract import Repair, Rewinding, Sink
+from holdfast.sinks.contract.changelogs import Changelog, Compaction
+from holdfast.sinks.contract.owners import Claim, Holding
+from holdfast.sinks.contract.sink import Repair, Rewinding, Sink
 from holdfast.sinks.kafka.changelog.compacting import RECORDS_MIN, CompactedTopic, KafkaCompaction
 from holdfast.sinks.kafka.changelog.format import Encoder
 from holdfast.sinks.kafka.changelog.layout import check_alone, check_layout, refused
@@ -31,8 +32,7 @@ from holdfast.sinks.kafka.progress import Layout, Progress, layout_record, progr
 from holdfast.sinks.kafka.sink import KafkaSink, check_client, transactional_id
 from holdfast.sinks.kafka.target import Connection, KafkaTarget, Mark, Records
 from holdfast.sinks.kafka.transactions import KafkaTransactions
-from holdfast.sinks.log_changelog import LogChangelog
-from holdfast.sinks.owners import Claim, Holding
+from holdfast.sinks.log.changelog import LogChangelog
 from holdfast.storage.kafka.place import KafkaPlace, Option
 from holdfast.traits import SinkTraits
 

@@ -13,7 +13,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.examples import flights_data
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 
 FLIGHTS = 240
 Event = dict[str, Any]

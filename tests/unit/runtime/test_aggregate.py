@@ -18,8 +18,8 @@ from planned_source import PlannedSource
 import holdfast as hf
 from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.runtime.worker.fragment import FragmentRuntime
-from holdfast.sinks.memory import MemorySink
-from holdfast.state.memory import MemoryKeyValue
+from holdfast.sinks.memory.sink import MemorySink
+from holdfast.state.local.memory import MemoryKeyValue
 from holdfast.state.store import Identity, StateStore
 from holdfast.state.tables import records
 from holdfast.state.tables.table import Table

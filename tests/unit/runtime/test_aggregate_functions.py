@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from merged_states import merge_states
 
 import holdfast as hf
+from holdfast.runtime.functions.adding import INT64_MAX, Adding
+from holdfast.runtime.functions.aggregation import BoundAggregation, bound
+from holdfast.runtime.functions.contract import Known, defaults_of
+from holdfast.runtime.functions.registry import KINDS
 from holdfast.runtime.operators.aggregates.aggregate import Folding, value_columns
-from holdfast.runtime.rows.aggregates.adding import INT64_MAX, Adding
-from holdfast.runtime.rows.aggregates.aggregation import BoundAggregation, bound
-from holdfast.runtime.rows.aggregates.contract import Known, defaults_of
-from holdfast.runtime.rows.aggregates.registry import KINDS
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.tables.kernels.layout import Do
 from holdfast.state.tables.table import Table, TableSpec

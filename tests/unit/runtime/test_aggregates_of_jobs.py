@@ -16,14 +16,14 @@ from planned_source import PlannedSource
 from stored_state import store_of, stored
 
 import holdfast as hf
+from holdfast.runtime.functions.aggregation import bound
+from holdfast.runtime.functions.contract import CannotFold
+from holdfast.runtime.functions.decimals import DecimalSum
+from holdfast.runtime.functions.registry import KINDS
 from holdfast.runtime.inspect.reading import reading_of
 from holdfast.runtime.operators.aggregates.aggregate import Folding, value_columns
 from holdfast.runtime.plan.identity import describe_operators, differences
-from holdfast.runtime.rows.aggregates.aggregation import bound
-from holdfast.runtime.rows.aggregates.contract import CannotFold
-from holdfast.runtime.rows.aggregates.decimals import DecimalSum
-from holdfast.runtime.rows.aggregates.registry import KINDS
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.tables.table import Table, TableSpec
 from holdfast.testing import TestDriver

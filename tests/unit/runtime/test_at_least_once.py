@@ -24,8 +24,8 @@ from holdfast.runtime.plan.model import Plan
 from holdfast.runtime.rows.schema import schema_of
 from holdfast.runtime.testing.cluster import Cluster
 from holdfast.runtime.worker import immediate
-from holdfast.sinks.doubles.repeating import RepeatingTable
-from holdfast.sinks.immediate import ImmediateTarget, Origin, Owner
+from holdfast.sinks.contract.immediate import ImmediateTarget, Origin, Owner
+from holdfast.sinks.memory.repeating import RepeatingTable
 from holdfast.storage.log.log import create_log
 from holdfast.storage.objects import LocalObjects, MemoryObjects
 from holdfast.testing import TestDriver

@@ -16,7 +16,7 @@ import holdfast as hf
 from holdfast.errors import JobFailed
 from holdfast.model import Epoch
 from holdfast.runtime.worker.fragment import FragmentRuntime
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.state.tables.table import Table
 
 SCHEMA = pa.schema(

@@ -45,13 +45,13 @@ from holdfast.runtime.rows.schema import schema_of
 from holdfast.runtime.testing.cluster import HEARTBEAT_S, Cluster
 from holdfast.runtime.worker.local import Home, LocalFolders, LocalState, Opened, Target
 from holdfast.runtime.worker.loop import WorkerLoop
-from holdfast.sinks.changelogs import ROOT, Changelog, OpenChangelog
-from holdfast.sinks.contract import Outcome, Sink
+from holdfast.sinks.contract.changelogs import ROOT, Changelog, OpenChangelog
+from holdfast.sinks.contract.owners import Claim
+from holdfast.sinks.contract.sink import Outcome, Sink
 from holdfast.sinks.kafka.changelog.reading import OpenKafkaChangelog
 from holdfast.sinks.kafka.changelog.sink import Brokers, KafkaChangelog
-from holdfast.sinks.log import LogTarget
-from holdfast.sinks.log_changelog import LogChangelog, OpenLogChangelog, TopicSink
-from holdfast.sinks.owners import Claim
+from holdfast.sinks.log.changelog import LogChangelog, OpenLogChangelog, TopicSink
+from holdfast.sinks.log.sink import LogTarget
 from holdfast.state.keys.keygroups import range_of
 from holdfast.storage.kafka.place import KafkaPlace
 from holdfast.storage.log.log import LogReader

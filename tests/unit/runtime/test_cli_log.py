@@ -17,8 +17,8 @@ from holdfast.errors import ConfigError, Damaged, HoldfastError
 from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
 from holdfast.runtime.cli.log.columns import parse_columns
 from holdfast.runtime.cli.log.commands import add_parser, append, tail
-from holdfast.sinks.contract import Rewinding
-from holdfast.sinks.log import LogSink
+from holdfast.sinks.contract.sink import Rewinding
+from holdfast.sinks.log.sink import LogSink
 from holdfast.storage.log.format import describe_column
 from holdfast.storage.log.log import LogReader, LogWriter, read_meta
 from holdfast.storage.objects import LocalObjects

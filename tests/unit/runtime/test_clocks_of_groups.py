@@ -26,7 +26,7 @@ from session_jobs import at
 
 import holdfast as hf
 from holdfast.runtime.plan.compiler import Plan
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 
 SCHEMA = session_jobs.SCHEMA
 PAIRED = pa.schema([pa.field("k", pa.string()), pa.field("at", lookup_jobs.TIME, False), pa.field("v", pa.int64())])

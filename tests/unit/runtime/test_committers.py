@@ -11,7 +11,7 @@ from holdfast.model import Generation, ObjectRef, Pending, Staged, Subtask
 from holdfast.runtime.driver import committers, master
 from holdfast.runtime.driver.master import Send
 from holdfast.runtime.wire import messages as m
-from holdfast.sinks import delivery
+from holdfast.sinks.protocol import delivery
 from tests.unit.runtime.test_master import OUT0, RULES, A, B, C, Run, completed, replaced, running, staged, tag
 
 ONCE = replace(RULES, committed_once=("out",))

@@ -27,8 +27,8 @@ from holdfast.runtime.worker.compaction import CompactJob, restore
 from holdfast.runtime.worker.local import Opened
 from holdfast.state.changelog import SegmentHeader, seal
 from holdfast.state.keys.batch import KeyType
+from holdfast.state.local.memory import MemoryKeyValue
 from holdfast.state.marker import read_marker
-from holdfast.state.memory import MemoryKeyValue
 from holdfast.state.store import Identity, StateStore
 from holdfast.state.tables.delta import Delta
 from holdfast.state.tables.spec import ColumnSpec, TableSpec

@@ -18,7 +18,7 @@ import holdfast as hf
 from holdfast.runtime.operators.windows import counted
 from holdfast.runtime.operators.windows.counted import windows_of
 from holdfast.runtime.plan.identity import check_against, describe_operators
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.testing import TestDriver
 
 IN_BOTH_MODES = True

@@ -19,12 +19,12 @@ from stored_state import store_of, stored
 
 import holdfast as hf
 from holdfast.checkpoint.manifest import OperatorState
+from holdfast.runtime.functions.aggregation import bound
 from holdfast.runtime.inspect.reading import reading_of
 from holdfast.runtime.operators.aggregates.aggregate import Folding, value_columns
 from holdfast.runtime.plan.identity import describe_operators, differences
 from holdfast.runtime.plan.kept_state import with_identities
-from holdfast.runtime.rows.aggregates.aggregation import bound
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.tables.table import Table, TableSpec
 from holdfast.testing import TestDriver

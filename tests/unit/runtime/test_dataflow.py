@@ -11,7 +11,7 @@ import pytest
 from planned_source import PlannedSource
 
 import holdfast as hf
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 
 BIDS = pa.schema(
     [

@@ -42,8 +42,8 @@ from holdfast.runtime.wire.channels import MemoryNetwork, OpenLinks
 from holdfast.runtime.worker.immediate import ImmediateWrites
 from holdfast.runtime.worker.local import MemoryState
 from holdfast.runtime.worker.subtask import SubtaskRun
-from holdfast.sinks.memory import MemorySink
-from holdfast.sinks.staging import decode
+from holdfast.sinks.memory.sink import MemorySink
+from holdfast.sinks.protocol.staging import decode
 from holdfast.state.store import Identity, StateStore
 from holdfast.storage.log.log import LogReader, LogWriter, create_log
 from holdfast.storage.objects import LocalObjects, MemoryObjects

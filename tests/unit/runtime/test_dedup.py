@@ -25,9 +25,9 @@ from holdfast.runtime.plan.compiler import Plan, describe
 from holdfast.runtime.plan.identity import check_against, describe_operators
 from holdfast.runtime.worker.fragment import FragmentRuntime
 from holdfast.runtime.worker.routing import Router
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.state.keys.keygroups import range_of
-from holdfast.state.memory import MemoryKeyValue
+from holdfast.state.local.memory import MemoryKeyValue
 from holdfast.state.store import Identity, StateStore
 from holdfast.testing import TestDriver
 

@@ -36,9 +36,9 @@ from holdfast.runtime.wire.channels import MemoryNetwork
 from holdfast.runtime.worker.deliveries import Deliveries
 from holdfast.runtime.worker.local import MemoryState
 from holdfast.runtime.worker.under_way import SLOW_AFTER_S
-from holdfast.sinks.contract import Fault
-from holdfast.sinks.memory import MemorySink
-from holdfast.sinks.owners import Claim
+from holdfast.sinks.contract.owners import Claim
+from holdfast.sinks.contract.sink import Fault
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.storage.objects import MemoryObjects
 
 OUT = Writer("out", Subtask(0))

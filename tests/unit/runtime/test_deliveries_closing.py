@@ -15,8 +15,8 @@ from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.channels import MemoryNetwork
 from holdfast.runtime.worker.deliveries import Deliveries
 from holdfast.runtime.worker.local import MemoryState
-from holdfast.sinks.memory import MemorySink, MemoryTarget
-from holdfast.sinks.owners import Claim
+from holdfast.sinks.contract.owners import Claim
+from holdfast.sinks.memory.sink import MemorySink, MemoryTarget
 from holdfast.storage.objects import MemoryObjects
 
 WRITERS = [Writer("out", Subtask(n)) for n in range(2)]

@@ -14,7 +14,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.runtime.plan.drawing import BOXES_MAX, LETTERS_MAX, Box, drawn
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 
 SVG = "{http://www.w3.org/2000/svg}"
 START = datetime(2026, 1, 1, tzinfo=UTC)

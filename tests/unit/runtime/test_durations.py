@@ -13,7 +13,7 @@ from planned_source import PlannedSource
 import holdfast as hf
 from holdfast.runtime.config.settings import resolve
 from holdfast.runtime.plan.identity import describe_operators
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.testing import TestDriver
 
 TIMED = pa.schema(

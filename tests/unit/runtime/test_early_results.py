@@ -22,7 +22,7 @@ from holdfast.runtime.operators.windows.early import EarlyResults, Schedule
 from holdfast.runtime.operators.windows.marked import MarkedRows
 from holdfast.runtime.plan.compiler import render
 from holdfast.runtime.plan.identity import check_against, describe_operators
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.state.tables.table import Table
 from holdfast.testing import TestDriver
 

@@ -18,8 +18,8 @@ from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.channels import MemoryNetwork
 from holdfast.runtime.worker.local import MemoryState
 from holdfast.runtime.worker.loop import Limits, WorkerLoop
-from holdfast.sinks.memory import MemorySink
-from holdfast.sinks.owners import Claim
+from holdfast.sinks.contract.owners import Claim
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.storage.log.log import LogWriter, create_log
 from holdfast.storage.objects import LocalObjects, MemoryObjects
 

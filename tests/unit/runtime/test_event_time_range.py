@@ -14,8 +14,8 @@ from planned_source import PlannedSource
 import holdfast as hf
 from holdfast.runtime.rows.dead_letters import decode_row
 from holdfast.runtime.rows.schema import schema_of
-from holdfast.runtime.rows.windows import TIME, TIME_FIRST_US, TIME_LAST_US, Tumbling, event_times_held
-from holdfast.sinks.memory import MemorySink
+from holdfast.runtime.time.windows import TIME, TIME_FIRST_US, TIME_LAST_US, Tumbling, event_times_held
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.testing import TestDriver
 
 IN_BOTH_MODES = True

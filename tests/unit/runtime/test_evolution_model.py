@@ -21,11 +21,11 @@ import holdfast as hf
 from holdfast.model import WorkerId
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.worker.local import Opened, Target, identity_of
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.state.evolution import declaration
 from holdfast.state.keys.keygroups import range_of
+from holdfast.state.local.memory import MemoryKeyValue
 from holdfast.state.marker import read_marker, usable
-from holdfast.state.memory import MemoryKeyValue
 from holdfast.state.store import StateStore
 from holdfast.testing import TestDriver
 

@@ -33,7 +33,7 @@ from holdfast.runtime.worker.local import Opened, Target
 from holdfast.runtime.worker.ports import Ports
 from holdfast.state.changelog import SegmentHeader
 from holdfast.state.compact import compact
-from holdfast.state.memory import MemoryKeyValue
+from holdfast.state.local.memory import MemoryKeyValue
 from holdfast.state.store import Identity, Piece, StateStore
 from holdfast.storage.objects import MemoryObjects
 

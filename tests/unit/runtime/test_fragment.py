@@ -15,7 +15,7 @@ import holdfast as hf
 from holdfast.model import Epoch
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.worker.fragment import FragmentRuntime
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.state.tables.table import Table
 
 BIDS = pa.schema(

@@ -24,7 +24,7 @@ from holdfast.runtime.operators.contract import Arrival
 from holdfast.runtime.plan.compiler import Plan, describe, render
 from holdfast.runtime.rows.schema import schema_of
 from holdfast.runtime.worker.fragment import FragmentRuntime
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.state.tables.table import Table
 
 

@@ -11,7 +11,7 @@ from holdfast.checkpoint.audit import PartAudit, SourceTaken, joined
 from holdfast.model import RowDigest, SourcePosition, Subtask
 from holdfast.runtime.sources.reading import Reading
 from holdfast.runtime.worker.digests import COUNTS, OFF, Auditing
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 
 ROWS = pa.RecordBatch.from_pydict({"n": [1, 2, 3]})
 

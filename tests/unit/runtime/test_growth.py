@@ -21,8 +21,8 @@ from holdfast.checkpoint import joblog
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.model import Epoch, SnapshotHandle, Tag, Timeline
 from holdfast.runtime.testing.driver import TestDriver
-from holdfast.sinks.doubles.immediate import ImmediateTable
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.immediate import ImmediateTable
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.storage.log import commits
 from holdfast.storage.log.commits import Commits
 from holdfast.storage.log.log import LogReader, LogWriter, create_log, read_meta

@@ -21,8 +21,8 @@ import holdfast as hf
 from holdfast.model import Epoch, Tag, Timeline
 from holdfast.runtime.config.settings import CONTINUOUS, MICROBATCH
 from holdfast.runtime.testing.cluster import Cluster
-from holdfast.sinks.accepting import accept, undeliverable
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.contract.accepting import accept, undeliverable
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.storage.held_values import unheld
 from holdfast.storage.log.log import LogWriter, create_log
 from holdfast.storage.objects import LocalObjects, MemoryObjects

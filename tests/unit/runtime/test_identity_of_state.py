@@ -18,7 +18,7 @@ from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.plan.identity import check_against, describe_operators, differences
 from holdfast.runtime.plan.kept_state import with_identities
 from holdfast.runtime.plan.shape import chain_of, shape_of
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 
 UTC = pa.timestamp("us", "UTC")
 ORDERS = pa.schema(

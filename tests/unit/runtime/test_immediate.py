@@ -29,9 +29,9 @@ from holdfast.runtime.wire.channels import MemoryNetwork
 from holdfast.runtime.worker import immediate
 from holdfast.runtime.worker.local import MemoryState
 from holdfast.runtime.worker.under_way import SLOW_AFTER_S
-from holdfast.sinks.contract import owned
-from holdfast.sinks.immediate import ImmediateSink, ImmediateTarget, Origin, Owner
-from holdfast.sinks.owners import Claim
+from holdfast.sinks.contract.immediate import ImmediateSink, ImmediateTarget, Origin, Owner
+from holdfast.sinks.contract.owners import Claim
+from holdfast.sinks.contract.sink import owned
 from holdfast.storage.log.log import LogWriter, create_log
 from holdfast.storage.objects import LocalObjects, MemoryObjects
 

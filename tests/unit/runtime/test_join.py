@@ -24,7 +24,7 @@ from holdfast.runtime.plan.compiler import Plan, describe
 from holdfast.runtime.plan.identity import check_against, describe_operators
 from holdfast.runtime.rows.kept_columns import from_state, kept_column, to_state
 from holdfast.runtime.worker.fragment import FragmentRuntime
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.state.store import Identity, StateStore
 from holdfast.testing import TestDriver
 

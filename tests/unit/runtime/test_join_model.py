@@ -21,7 +21,7 @@ from planned_source import PlannedSource
 
 import holdfast as hf
 from holdfast.runtime.plan.compiler import Plan
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 BEGIN_US = int(BEGIN.timestamp()) * 1_000_000

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import holdfast as hf
+from holdfast.runtime.formats.json_lines import JsonLines
 from holdfast.runtime.rows.dead_letters import Refused
-from holdfast.runtime.rows.json_lines import JsonLines
 
 AT = datetime(2026, 1, 2, 3, 4, 5, 678_901, tzinfo=UTC)
 PAIR = pa.schema([pa.field("n", pa.int64(), nullable=False), pa.field("text", pa.utf8())])

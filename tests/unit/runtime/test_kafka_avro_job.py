@@ -19,7 +19,7 @@ from registry_server import RegistryServer
 import holdfast as hf
 from holdfast.runtime.config.settings import MODES
 from holdfast.runtime.sources.kafka import batches, feed
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.storage.kafka import registry
 
 pytestmark = pytest.mark.kafka

@@ -22,7 +22,7 @@ from holdfast.runtime.job.status import of_run
 from holdfast.runtime.plan.loss import Risk
 from holdfast.runtime.sources.kafka.reading import OnLost
 from holdfast.runtime.testing.cluster import Cluster
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.storage.objects import MemoryObjects
 
 pytestmark = pytest.mark.kafka

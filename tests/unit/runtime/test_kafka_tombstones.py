@@ -13,11 +13,11 @@ from patience import wait
 
 import holdfast as hf
 from holdfast.runtime.config.settings import CONTINUOUS
-from holdfast.runtime.rows.json_lines import JsonLines
+from holdfast.runtime.formats.json_lines import JsonLines
 from holdfast.runtime.sources.kafka.tombstones import Tombstones
 from holdfast.runtime.testing.cluster import Cluster
 from holdfast.sinks.json_values.rows import keys_of
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.storage.objects import MemoryObjects
 
 HOST = "broker.example:9092"

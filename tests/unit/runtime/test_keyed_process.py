@@ -21,7 +21,7 @@ from holdfast.runtime.operators.process.cells import VALUE, Frame, ListCell
 from holdfast.runtime.plan.identity import check_against, describe_operators, differences
 from holdfast.runtime.plan.kept_state import with_identities
 from holdfast.runtime.rows.state_types import shape_of, state_type
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.state.collections.lists import Lists
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.tables.table import Table

@@ -17,7 +17,7 @@ from holdfast.runtime.rows.schema import schema_of
 from holdfast.runtime.wire.messages import LIMITED_EPOCHS, Killer, Suspect
 from holdfast.runtime.wire.vitals import At
 from holdfast.runtime.worker.fragment import FragmentRuntime
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 from tests.unit.runtime.test_functions import planned
 
 

@@ -27,8 +27,8 @@ from holdfast.runtime.wire.mailbox import Mailbox
 from holdfast.runtime.worker.applying import RETRY_AFTER_S, TOLD_AFTER_S
 from holdfast.runtime.worker.local import Home, LocalFolders, LocalState, Opened, Target, identity_of
 from holdfast.runtime.worker.loop import Limits
-from holdfast.state import rocks
-from holdfast.state.memory import MemoryKeyValue
+from holdfast.state.local import rocks
+from holdfast.state.local.memory import MemoryKeyValue
 from holdfast.state.store import StateStore
 from holdfast.testing import TestDriver
 

@@ -20,7 +20,7 @@ from planned_source import PlannedSource
 
 import holdfast as hf
 from holdfast.runtime.plan.compiler import Plan
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.state.keys.batch import Keys
 from holdfast.state.tables.table import Table
 

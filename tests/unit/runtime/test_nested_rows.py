@@ -16,7 +16,7 @@ import holdfast as hf
 from holdfast.runtime.rows.dead_letters import decode_row
 from holdfast.runtime.rows.rows import WrongRow, batch_of_rows
 from holdfast.runtime.rows.schema import defaults_of, schema_of
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.testing import TestDriver
 
 ID = UUID("6f9b0f6e-0000-4000-8000-00000000000a")

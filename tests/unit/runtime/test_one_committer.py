@@ -25,9 +25,9 @@ from holdfast.runtime.plan.model import Plan
 from holdfast.runtime.rows.schema import schema_of
 from holdfast.runtime.testing.cluster import Cluster
 from holdfast.runtime.worker.loop import Limits
-from holdfast.sinks.log import LogSink, LogTarget
-from holdfast.sinks.log_uploads import UPLOADED
-from holdfast.sinks.owners import Claim
+from holdfast.sinks.contract.owners import Claim
+from holdfast.sinks.log.sink import LogSink, LogTarget
+from holdfast.sinks.log.uploads import UPLOADED
 from holdfast.storage.log.commits import Commits
 from holdfast.storage.log.format import Commit
 from holdfast.storage.log.log import read_meta

@@ -32,8 +32,8 @@ from holdfast.runtime.plan.model import SinkSpec
 from holdfast.runtime.rewind.stopped import rewind_stopped
 from holdfast.runtime.rows.schema import schema_of
 from holdfast.runtime.testing.cluster import Cluster
-from holdfast.sinks.memory import MemorySink
-from holdfast.sinks.owners import Claim, Held, Holding
+from holdfast.sinks.contract.owners import Claim, Held, Holding
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.storage.log.log import LogWriter, create_log
 from holdfast.storage.objects import LocalObjects, MemoryObjects, open_objects
 

@@ -20,7 +20,7 @@ import holdfast as hf
 from holdfast.runtime.operators.patterns.automaton import Automaton
 from holdfast.runtime.plan.identity import check_against, describe_operators
 from holdfast.runtime.rows.dead_letters import decode_row
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.testing import TestDriver
 
 IN_BOTH_MODES = True

@@ -29,7 +29,7 @@ from holdfast.runtime.plan.compiler import (
     render,
     with_operator_ids,
 )
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.traits import SinkTraits
 
 BIDS = pa.schema(

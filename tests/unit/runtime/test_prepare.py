@@ -25,7 +25,7 @@ from holdfast.runtime.execution.prepare import prepare
 from holdfast.runtime.plan.compiler import describe, render
 from holdfast.runtime.plan.model import SinkSpec
 from holdfast.runtime.plan.shape import shape_of
-from holdfast.sinks.contract import Sink
+from holdfast.sinks.contract.sink import Sink
 from holdfast.traits import SinkTraits
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("n", pa.int64(), nullable=False)])

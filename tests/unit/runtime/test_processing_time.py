@@ -13,7 +13,7 @@ from planned_source import PlannedSource
 import holdfast as hf
 from holdfast.runtime.operators.process.operator import ProcessOperator
 from holdfast.runtime.testing.lanes import VirtualClock
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.testing import TestDriver
 
 IN_BOTH_MODES = True

@@ -10,7 +10,7 @@ from played_jobs import PlayedJob
 from protobuf_wire import VARINT, framed, messages, place, tagged
 
 import holdfast as hf
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 
 pytestmark = pytest.mark.kafka
 PLACE = 1

@@ -17,7 +17,7 @@ from holdfast.model import SourcePosition
 from holdfast.runtime.driver.background.publications import Publications
 from holdfast.runtime.plan.model import SourceSpec
 from holdfast.runtime.testing.cluster import Cluster
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.storage.objects import MemoryObjects
 from holdfast.traits import SourceTraits
 

@@ -23,7 +23,7 @@ from job_player import rescale
 from planned_source import PlannedSource
 
 import holdfast as hf
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.testing import TestDriver
 
 pytestmark = pytest.mark.thorough

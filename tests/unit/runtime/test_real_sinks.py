@@ -28,9 +28,9 @@ from holdfast.runtime.execution.prepare import Prepared, prepare
 from holdfast.runtime.rows.dead_letters import decode_row
 from holdfast.runtime.rows.schema import schema_of
 from holdfast.runtime.testing.cluster import Cluster
-from holdfast.sinks.contract import AlreadyDelivered, Outcome, Sink, Target
-from holdfast.sinks.log import LogSink, LogTarget
-from holdfast.sinks.owners import Claim
+from holdfast.sinks.contract.owners import Claim
+from holdfast.sinks.contract.sink import AlreadyDelivered, Outcome, Sink, Target
+from holdfast.sinks.log.sink import LogSink, LogTarget
 from holdfast.storage.log.log import LogWriter, create_log
 from holdfast.storage.objects import LocalObjects, MemoryObjects
 from holdfast.traits import SinkTraits

@@ -34,7 +34,7 @@ from holdfast.runtime.worker.local import Opened
 from holdfast.state.changelog import SegmentHeader, seal
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.keys.keygroups import range_of
-from holdfast.state.memory import MemoryKeyValue
+from holdfast.state.local.memory import MemoryKeyValue
 from holdfast.state.store import Identity, StateStore
 from holdfast.state.tables.delta import Delta
 from holdfast.state.tables.spec import ColumnSpec, TableSpec

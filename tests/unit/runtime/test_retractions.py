@@ -16,7 +16,7 @@ from lookup_jobs import never
 import holdfast as hf
 from holdfast.runtime.operators.tables import group
 from holdfast.runtime.plan.shown.report import render
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.testing import TestDriver
 
 IN_BOTH_MODES = True

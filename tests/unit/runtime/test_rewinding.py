@@ -10,7 +10,7 @@ from holdfast.model import Generation
 from holdfast.runtime.driver import master
 from holdfast.runtime.testing.driver import TestDriver
 from holdfast.runtime.wire import messages as m
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 
 IN_BOTH_MODES = True
 

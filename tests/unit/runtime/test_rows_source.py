@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import holdfast as hf
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.testing import SourceKit, TestDriver, source_conformance
 
 

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from running_jobs import SCHEMA, app_of, check, play, row
 
 import holdfast as hf
+from holdfast.runtime.functions.adding import Sum
+from holdfast.runtime.functions.ranges import Runs, over_ranges
 from holdfast.runtime.plan.identity import check_against, describe_operators
-from holdfast.runtime.rows.aggregates.adding import Sum
-from holdfast.runtime.rows.aggregates.ranges import Runs, over_ranges
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.testing import TestDriver
 
 IN_BOTH_MODES = True

@@ -21,7 +21,7 @@ from holdfast.checkpoint.repository import Repository
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.plan.identity import describe_operators, differences
 from holdfast.runtime.plan.kept_state import lost_since, with_identities
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.state.tables.spec import ColumnSpec
 from holdfast.storage.objects import LocalObjects
 

@@ -18,9 +18,9 @@ from holdfast.errors import Unavailable
 from holdfast.model import Epoch, Generation, JobUuid, Subtask, Timeline, Uploaded, WorkerId
 from holdfast.runtime.worker.seal import SealJob
 from holdfast.runtime.worker.uploads import REFUSED_PARTS, Uploads
-from holdfast.sinks.contract import Upload
-from holdfast.sinks.memory import MemorySink
-from holdfast.sinks.staging import Stage
+from holdfast.sinks.contract.sink import Upload
+from holdfast.sinks.memory.sink import MemorySink
+from holdfast.sinks.protocol.staging import Stage
 from holdfast.state.changelog import SegmentHeader, seal, unseal
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.tables.delta import Delta

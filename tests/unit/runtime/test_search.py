@@ -19,7 +19,7 @@ from holdfast.runtime.operators.tables import search
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.plan.identity import check_against, describe_operators
 from holdfast.runtime.plan.shown.report import render
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.testing import TestDriver
 
 IN_BOTH_MODES = True

@@ -12,10 +12,10 @@ import pytest
 from numpy.typing import NDArray
 
 import holdfast as hf
-from holdfast.runtime.rows.aggregates.cardinality import LISTED_MAX, REGISTERS, Sketch, hashes_of
-from holdfast.runtime.rows.aggregates.contract import AggregateFunction, State
-from holdfast.runtime.rows.aggregates.membership import Filter, Member
-from holdfast.runtime.rows.aggregates.quantiles import Histogram, buckets_of, middles_of
+from holdfast.runtime.functions.cardinality import LISTED_MAX, REGISTERS, Sketch, hashes_of
+from holdfast.runtime.functions.contract import AggregateFunction, State
+from holdfast.runtime.functions.membership import Filter, Member
+from holdfast.runtime.functions.quantiles import Histogram, buckets_of, middles_of
 from holdfast.state.tables.spec import ColumnSpec
 from holdfast.state.tables.values import default_of
 

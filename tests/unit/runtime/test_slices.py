@@ -22,9 +22,9 @@ from holdfast.runtime.operators.windows import held
 from holdfast.runtime.operators.windows.merging import Grouped, Owners
 from holdfast.runtime.operators.windows.window import by_slice
 from holdfast.runtime.plan.identity import check_against, describe_operators
-from holdfast.runtime.rows.calendar import Calendar
-from holdfast.runtime.rows.windows import Hopping, Session
-from holdfast.sinks.memory import MemorySink
+from holdfast.runtime.time.calendar import Calendar
+from holdfast.runtime.time.windows import Hopping, Session
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.tables.table import Table, TableSpec
 from holdfast.testing import TestDriver

@@ -16,7 +16,7 @@ from sliding_jobs import Oracle, app_of, given_rows, play
 import holdfast as hf
 from holdfast.runtime.operators.windows import sliding
 from holdfast.runtime.plan.identity import check_against, describe_operators
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.testing import TestDriver
 
 IN_BOTH_MODES = True

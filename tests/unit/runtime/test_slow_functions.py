@@ -19,11 +19,11 @@ from holdfast.runtime.operators.aggregates.aggregate import KEYS_MAX
 from holdfast.runtime.operators.time_slice import LONG_S, ROWS_FIRST, Pace
 from holdfast.runtime.processes.host import Session, WorkerTask
 from holdfast.runtime.processes.tls import make_credentials
-from holdfast.runtime.rows.windows import Hopping
 from holdfast.runtime.testing.cluster import Cluster
+from holdfast.runtime.time.windows import Hopping
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.mailbox import Mailbox
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.storage.objects import MemoryObjects
 from holdfast.testing import TestDriver
 

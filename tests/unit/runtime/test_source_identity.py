@@ -20,7 +20,7 @@ from holdfast.runtime.config.settings import resolve
 from holdfast.runtime.execution.prepare import prepare
 from holdfast.runtime.rewind.sources import missing_records
 from holdfast.runtime.sources.reading import open_readings
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.storage.log.compaction import Compactor, Wishes
 from holdfast.storage.log.log import LogWriter, create_log
 from holdfast.storage.log.voids import TakeBack

@@ -14,7 +14,7 @@ from holdfast.runtime.capture.sqlite import outbox
 from holdfast.runtime.capture.sqlite.process import Capture, position_in
 from holdfast.runtime.config.settings import MODES
 from holdfast.runtime.testing.cluster import Cluster
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.storage.objects import LocalObjects, MemoryObjects
 
 ROUNDS = [

@@ -23,8 +23,8 @@ from holdfast.runtime.inspect.comparison import differences
 from holdfast.runtime.inspect.reading import Reading, at_checkpoint, objects_of, parts_of, reading_of
 from holdfast.runtime.inspect.sizes import size_of
 from holdfast.runtime.inspect.view import view_of
-from holdfast.runtime.rows.windows import Windows
-from holdfast.sinks.memory import MemorySink
+from holdfast.runtime.time.windows import Windows
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.state.tables.spec import TableSpec
 from holdfast.storage.local import LocalObjects
 from holdfast.storage.objects import MemoryObjects

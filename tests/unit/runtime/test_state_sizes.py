@@ -29,7 +29,7 @@ from running_jobs import row as running_row
 from state_sizes import few_slots, sizes_of
 
 import holdfast as hf
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.testing import TestDriver
 
 KEYS, ROUNDS, ROUND_S = 12, 8, 1_000

@@ -17,7 +17,7 @@ import holdfast as hf
 from holdfast.runtime.plan.identity import check_against, describe_operators
 from holdfast.runtime.plan.shape import chain_of, shape_of
 from holdfast.runtime.plan.shown.report import render
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.testing import TestDriver
 
 IN_BOTH_MODES = True

@@ -14,8 +14,8 @@ from holdfast.model import NEVER_US, Generation, SourcePosition, WorkerId
 from holdfast.runtime.driver import master
 from holdfast.runtime.microbatch.ranges import Pace
 from holdfast.runtime.microbatch.task import Batch
-from holdfast.runtime.rows.time_alignment import Aligned, Group, Limit, Look, Place, Reached, looked
 from holdfast.runtime.testing.driver import PushedSource, _table_of
+from holdfast.runtime.time.time_alignment import Aligned, Group, Limit, Look, Place, Reached, looked
 from holdfast.runtime.wire import messages as m
 from holdfast.testing import TestDriver
 from tests.unit.runtime.test_master import RULES, running

@@ -22,8 +22,8 @@ from holdfast.model import (
 from holdfast.runtime.plan.model import Plan
 from holdfast.runtime.wire.messages import Active, Deploy, TopicState
 from holdfast.runtime.worker.topic import Older, older
-from holdfast.sinks.changelogs import AsOf, Nothing, OpenChangelog, unseen
-from holdfast.sinks.owners import Holding
+from holdfast.sinks.contract.changelogs import AsOf, Nothing, OpenChangelog, unseen
+from holdfast.sinks.contract.owners import Holding
 
 OWNED = (0, 4)
 PLAN = Plan("job", 8, (), (), (), (), ())

@@ -14,7 +14,7 @@ import holdfast as hf
 from holdfast.errors import ConfigError
 from holdfast.runtime.plan.model import Plan
 from holdfast.runtime.plan.shown.report import describe, render
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.testing import TestDriver
 
 IN_BOTH_MODES = True

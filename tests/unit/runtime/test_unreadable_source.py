@@ -18,7 +18,7 @@ from holdfast.runtime.rows.schema import schema_of
 from holdfast.runtime.sources.log import OpenLog
 from holdfast.runtime.testing.cluster import Cluster
 from holdfast.runtime.worker.subtask import REFUSED_AFTER_S
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.storage.log.log import LogWriter, create_log
 from holdfast.storage.objects import LocalObjects, MemoryObjects
 

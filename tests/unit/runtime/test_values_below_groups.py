@@ -17,7 +17,7 @@ from lookup_jobs import never
 
 import holdfast as hf
 from holdfast.runtime.operators.tables.counted_values import words_of
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.testing import TestDriver
 
 IN_BOTH_MODES = True

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from holdfast.model import SourcePosition
 from holdfast.runtime.plan.model import SourceSpec
 from holdfast.runtime.plan.source import OpenSource
-from holdfast.runtime.rows.event_times import watermark_of
-from holdfast.runtime.rows.watermark import LAST_US, NEVER_US, Minimum, Watermark, begin, reported
 from holdfast.runtime.sources.event_time import EventTime
 from holdfast.runtime.testing.lanes import VirtualClock
+from holdfast.runtime.time.event_times import watermark_of
+from holdfast.runtime.time.watermark import LAST_US, NEVER_US, Minimum, Watermark, begin, reported
 from holdfast.runtime.wire.messages import PartitionTime
 from holdfast.traits import SourceTraits
 

@@ -24,11 +24,11 @@ from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.runtime.job.status import of_run
 from holdfast.runtime.operators.contract import KeyGroups
 from holdfast.runtime.plan.identity import check_against, describe_operators
-from holdfast.runtime.rows.windows import CLOCK_KEY, Tumbling
+from holdfast.runtime.time.windows import CLOCK_KEY, Tumbling
 from holdfast.runtime.worker.fragment import FragmentRuntime
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.state.keys.keygroups import key_of_group
-from holdfast.state.memory import MemoryKeyValue
+from holdfast.state.local.memory import MemoryKeyValue
 from holdfast.state.store import Identity, StateStore
 from holdfast.testing import TestDriver
 

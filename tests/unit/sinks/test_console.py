@@ -10,8 +10,8 @@ import pytest
 
 from holdfast.errors import Unavailable
 from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
-from holdfast.sinks.console import SUFFIX, Console, ConsoleTarget, lines_of
-from holdfast.sinks.contract import DELETE, OP, PUT, AlreadyDelivered
+from holdfast.sinks.contract.sink import DELETE, OP, PUT, AlreadyDelivered
+from holdfast.sinks.program.console import SUFFIX, Console, ConsoleTarget, lines_of
 
 JOB = "6f9b0f6e-0000-4000-8000-000000000001"
 SCHEMA = pa.schema([pa.field("shop", pa.string()), pa.field("sales", pa.int64())])

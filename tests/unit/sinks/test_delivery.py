@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from holdfast.errors import ConfigError, Fenced, Unavailable
 from holdfast.model import Epoch, ObjectRef, Pending, Staged, Subtask, Tag, Timeline, Writer
-from holdfast.sinks.delivery import (
+from holdfast.sinks.protocol.delivery import (
     RETRY_FIRST_MS,
     RETRY_MAX_MS,
     TOGETHER_BYTES_MAX,

@@ -9,7 +9,7 @@ from transcripts import compare, scripts
 
 from holdfast.errors import ConfigError, Damaged, Fenced, Unavailable
 from holdfast.model import Epoch, ObjectRef, Pending, Staged, Subtask, Tag, Timeline, Writer
-from holdfast.sinks import delivery as d
+from holdfast.sinks.protocol import delivery as d
 
 WRITER = Writer("out", Subtask(0))
 REFUSALS = {"config": ConfigError, "damaged": Damaged, "fenced": Fenced}

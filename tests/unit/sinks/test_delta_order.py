@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from holdfast.errors import ConfigError, Damaged, Fenced, Unavailable
 from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
-from holdfast.sinks.contract import AlreadyDelivered, Delivered, Fault, Rewinding, no_fault
+from holdfast.sinks.contract.owners import NEVER, Claim, Held, Rival
+from holdfast.sinks.contract.sink import AlreadyDelivered, Delivered, Fault, Rewinding, no_fault
 from holdfast.sinks.delta.columns import DELTA
 from holdfast.sinks.lakehouse.book import (
     Book,
@@ -30,7 +31,6 @@ from holdfast.sinks.lakehouse.columns import Columns
 from holdfast.sinks.lakehouse.history import UNKNOWN, Entry, taken_back
 from holdfast.sinks.lakehouse.rewind import Undo, plan, repair, undone
 from holdfast.sinks.lakehouse.target import ATTEMPTS_MAX, Change, TableTarget
-from holdfast.sinks.owners import NEVER, Claim, Held, Rival
 
 JOB, WHERE = "6f9b0f6e-0000-4000-8000-000000000001", "Delta table /t"
 LEFT, RIGHT = Writer("out", Subtask(0)), Writer("out", Subtask(1))

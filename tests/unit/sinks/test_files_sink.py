@@ -17,14 +17,14 @@ import holdfast as hf
 from holdfast.errors import AlreadyExists, ConfigError, Damaged, Fenced, Unavailable
 from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
 from holdfast.ports import ObjectStore
-from holdfast.sinks.contract import AlreadyDelivered, Delivered, Outcome, Repair, Rewinding
+from holdfast.sinks.contract.owners import NEVER, Claim
+from holdfast.sinks.contract.sink import AlreadyDelivered, Delivered, Outcome, Repair, Rewinding
 from holdfast.sinks.files.commits import FOLLOWED_MAX, Commits, Stores, create_folder
 from holdfast.sinks.files.format import META_PATH, OWN_FOLDER, STAGING
 from holdfast.sinks.files.hive import Partitioning, values_in
 from holdfast.sinks.files.repair import plan_repair, repair
 from holdfast.sinks.files.sink import FilesSink
 from holdfast.sinks.files.target import ATTEMPTS_MAX, FilesTarget
-from holdfast.sinks.owners import NEVER, Claim
 from holdfast.storage.folders import Folder as OpenFolder
 from holdfast.storage.folders import open_folder
 from holdfast.storage.log.format import commit_path

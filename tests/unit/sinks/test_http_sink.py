@@ -23,11 +23,11 @@ from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
 from holdfast.runtime.processes.tls import make_credentials
 from holdfast.runtime.sources.webhook.signatures import problem_of as signature_problem
 from holdfast.runtime.sources.webhook.signatures import scheme_of
-from holdfast.sinks.contract import AlreadyDelivered, Delivered
+from holdfast.sinks.contract.sink import AlreadyDelivered, Delivered
 from holdfast.sinks.http import replies, requests
 from holdfast.sinks.http.requests import Request
 from holdfast.sinks.http.sink import Http
-from holdfast.sinks.log import LogSink
+from holdfast.sinks.log.sink import LogSink
 from holdfast.storage.log.log import LogReader
 from holdfast.storage.objects import LocalObjects
 

@@ -18,7 +18,7 @@ from kafka_server import ANSWER_WITHIN_S, PASSWORD, USER, KafkaServer
 import holdfast as hf
 from holdfast.errors import ConfigError, NotAdmitted, Unavailable
 from holdfast.model import Generation, Timeline
-from holdfast.sinks.immediate import ANYWHERE, ImmediateTarget, Owner
+from holdfast.sinks.contract.immediate import ANYWHERE, ImmediateTarget, Owner
 from holdfast.sinks.kafka.progress import progress_topic
 from holdfast.sinks.kafka.repeating import GaveUp, RepeatingTarget
 from holdfast.sinks.kafka.repeating_sink import RepeatingKafka

@@ -17,8 +17,9 @@ from kafka_server import ANSWER_WITHIN_S, PASSWORD, USER, KafkaServer
 import holdfast as hf
 from holdfast.errors import ConfigError, Damaged, HoldfastError, NotAdmitted, Unavailable
 from holdfast.model import CHANGELOG, EPOCH_MAX, Epoch, Generation, Stretch, Subtask, Tag, Timeline, Writer
-from holdfast.sinks.changelogs import AsOf, CompactedMeanwhile, shown_place
-from holdfast.sinks.contract import OP, Delivered, Fault, FaultPoint, Rewinding, no_fault
+from holdfast.sinks.contract.changelogs import AsOf, CompactedMeanwhile, shown_place
+from holdfast.sinks.contract.owners import Claim
+from holdfast.sinks.contract.sink import OP, Delivered, Fault, FaultPoint, Rewinding, no_fault
 from holdfast.sinks.kafka.changelog.brokers import BrokerFeed
 from holdfast.sinks.kafka.changelog.compacting import KafkaCompaction
 from holdfast.sinks.kafka.changelog.format import Broken, Decoder, Encoder
@@ -27,7 +28,6 @@ from holdfast.sinks.kafka.changelog.sink import Brokers, KafkaChangelog, TopicSi
 from holdfast.sinks.kafka.progress import progress_topic, tag_record
 from holdfast.sinks.kafka.sink import KafkaSink, transactional_id
 from holdfast.sinks.kafka.target import EachRow, KafkaTarget, Records
-from holdfast.sinks.owners import Claim
 from holdfast.state.records import KEY, RECORDS
 from holdfast.storage.kafka.place import KafkaPlace, Option
 

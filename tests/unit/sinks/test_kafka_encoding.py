@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from holdfast.errors import ConfigError
-from holdfast.runtime.rows.json_lines import JsonLines, Times
-from holdfast.sinks.contract import DELETE, OP, PUT
+from holdfast.runtime.formats.json_lines import JsonLines, Times
+from holdfast.sinks.contract.sink import DELETE, OP, PUT
 from holdfast.sinks.json_values.rows import keys_of
 from holdfast.sinks.kafka.encoding import RECORD_OVERHEAD, Encoding, JsonValues, RawValues, Values
 

@@ -17,11 +17,11 @@ from kafka_fake import FAULTS, FakeBrokers, FakeConnection, FakeProducer, as_rec
 
 from holdfast.errors import ConfigError, Damaged, Fenced, HoldfastError, Unavailable
 from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
-from holdfast.sinks.contract import AlreadyDelivered, Delivered, Fault, FaultPoint, no_fault
+from holdfast.sinks.contract.owners import NEVER, Claim, Held
+from holdfast.sinks.contract.sink import AlreadyDelivered, Delivered, Fault, FaultPoint, no_fault
 from holdfast.sinks.kafka.progress import Progress, owner_record, progress_topic, tag_record, topic_record
 from holdfast.sinks.kafka.sink import transactional_id
 from holdfast.sinks.kafka.target import EachRow, KafkaTarget, Records, Session
-from holdfast.sinks.owners import NEVER, Claim, Held
 
 JOB, LEFT, RIGHT = "6f9b0f6e-0000-4000-8000-000000000001", Writer("out", Subtask(0)), Writer("out", Subtask(1))
 FIRST = Claim("first", Generation(1))

@@ -33,13 +33,13 @@ import holdfast as hf
 from holdfast.errors import ConfigError, Damaged, HoldfastError, NotAdmitted, Unavailable
 from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
 from holdfast.runtime.rows.dead_letters import DEAD_LETTERS
-from holdfast.sinks.contract import DELETE, OP, PUT, AlreadyDelivered, Delivered, FaultPoint, Outcome
+from holdfast.sinks.contract.owners import Claim
+from holdfast.sinks.contract.sink import DELETE, OP, PUT, AlreadyDelivered, Delivered, FaultPoint, Outcome
 from holdfast.sinks.kafka.options import producer_settings, reader_settings
 from holdfast.sinks.kafka.progress import progress_topic, tag_record
 from holdfast.sinks.kafka.repeating_sink import RepeatingKafka
 from holdfast.sinks.kafka.sink import KafkaSink, transactional_id
 from holdfast.sinks.kafka.target import KafkaTarget
-from holdfast.sinks.owners import Claim
 from holdfast.storage.kafka.place import KafkaPlace, Option, place_of
 from holdfast.storage.kafka.questions import Questions
 

@@ -41,8 +41,8 @@ from lake_rows import (
 
 from holdfast.errors import ConfigError, Damaged, Fenced, Unavailable
 from holdfast.model import Generation, Subtask, Writer
-from holdfast.sinks.contract import DELETE, OP, PUT, AlreadyDelivered, Delivered
-from holdfast.sinks.owners import Held
+from holdfast.sinks.contract.owners import Held
+from holdfast.sinks.contract.sink import DELETE, OP, PUT, AlreadyDelivered, Delivered
 
 Table = Any
 """A FolderTable or a FolderCatalog."""

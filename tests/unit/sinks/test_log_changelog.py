@@ -13,11 +13,11 @@ import holdfast as hf
 from holdfast.errors import ConfigError, Damaged
 from holdfast.model import CHANGELOG, EPOCH_MAX, NO_EPOCH, Epoch, Generation, Stretch, Subtask, Tag, Timeline, Writer
 from holdfast.runtime.cli.main import main
-from holdfast.sinks.changelogs import ROOT, AsOf, CompactedMeanwhile, check_holds, check_reaches, partitions_of
-from holdfast.sinks.contract import OP, Rewinding
-from holdfast.sinks.log import LogSink
-from holdfast.sinks.log_changelog import LogChangelog, TopicSink
-from holdfast.sinks.owners import Claim
+from holdfast.sinks.contract.changelogs import ROOT, AsOf, CompactedMeanwhile, check_holds, check_reaches, partitions_of
+from holdfast.sinks.contract.owners import Claim
+from holdfast.sinks.contract.sink import OP, Rewinding
+from holdfast.sinks.log.changelog import LogChangelog, TopicSink
+from holdfast.sinks.log.sink import LogSink
 from holdfast.state.records import KEY, RECORDS
 from holdfast.storage.log.changelog import DELETED
 from holdfast.storage.log.compaction import Compactor, Wishes

@@ -11,13 +11,13 @@ from counted import BulkObjects
 
 from holdfast.model import CHANGELOG, EPOCH_MAX, NO_EPOCH, Epoch, Generation, Stretch, Subtask, Tag, Timeline, Writer
 from holdfast.ports import ObjectStore
-from holdfast.sinks.changelogs import AsOf, unseen
-from holdfast.sinks.contract import OP, Rewinding
-from holdfast.sinks.log import LogTarget, repair
-from holdfast.sinks.log_changelog import by_key_group
-from holdfast.sinks.log_compacting import TopicCompaction, When
-from holdfast.sinks.log_records import RecordsReader
-from holdfast.sinks.owners import Claim
+from holdfast.sinks.contract.changelogs import AsOf, unseen
+from holdfast.sinks.contract.owners import Claim
+from holdfast.sinks.contract.sink import OP, Rewinding
+from holdfast.sinks.log.changelog import by_key_group
+from holdfast.sinks.log.compacting import TopicCompaction, When
+from holdfast.sinks.log.records import RecordsReader
+from holdfast.sinks.log.sink import LogTarget, repair
 from holdfast.state.records import KEY, RECORDS
 from holdfast.storage.log.commits import Commits
 from holdfast.storage.log.log import LogReader, create_log

@@ -12,8 +12,8 @@ import pytest
 
 from holdfast.errors import AlreadyExists, ConfigError, Damaged, Unavailable
 from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
-from holdfast.sinks.contract import AlreadyDelivered, Delivered, OwnedSink
-from holdfast.sinks.log import LogSink, LogTarget, misfit, writer_name
+from holdfast.sinks.contract.sink import AlreadyDelivered, Delivered, OwnedSink
+from holdfast.sinks.log.sink import LogSink, LogTarget, misfit, writer_name
 from holdfast.storage.log.log import LogReader, LogWriter, create_log, read_meta
 from holdfast.storage.log.partitioning import partitions_of
 from holdfast.storage.objects import LocalObjects

@@ -14,10 +14,10 @@ from logged import rows_in
 
 from holdfast.errors import AlreadyExists, Fenced, Unavailable
 from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
-from holdfast.sinks.contract import OP, AlreadyDelivered, Delivered, Rewinding, Upload, UploadedOutput
-from holdfast.sinks.log import LogTarget, placed, repair
-from holdfast.sinks.log_uploads import UPLOADED, LogUploader
-from holdfast.sinks.owners import Claim
+from holdfast.sinks.contract.owners import Claim
+from holdfast.sinks.contract.sink import OP, AlreadyDelivered, Delivered, Rewinding, Upload, UploadedOutput
+from holdfast.sinks.log.sink import LogTarget, placed, repair
+from holdfast.sinks.log.uploads import UPLOADED, LogUploader
 from holdfast.storage.bulk import Page
 from holdfast.storage.log.commits import Commits
 from holdfast.storage.log.log import LogReader, LogWriter, create_log

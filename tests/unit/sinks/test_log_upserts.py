@@ -14,11 +14,11 @@ from logged import rows_in
 
 from holdfast.errors import ConfigError, Unavailable
 from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
-from holdfast.sinks.audited import AuditQuery
-from holdfast.sinks.contract import DELETE, OP, PUT, AlreadyDelivered, Delivered, Outcome, Rewinding
-from holdfast.sinks.log import LogSink, LogTarget, plan_repair, repair
-from holdfast.sinks.log_audit import contents
-from holdfast.sinks.staging import audited, last_per_key
+from holdfast.sinks.contract.audited import AuditQuery
+from holdfast.sinks.contract.sink import DELETE, OP, PUT, AlreadyDelivered, Delivered, Outcome, Rewinding
+from holdfast.sinks.log.audit import contents
+from holdfast.sinks.log.sink import LogSink, LogTarget, plan_repair, repair
+from holdfast.sinks.protocol.staging import audited, last_per_key
 from holdfast.storage.log.compaction import Compactor, Wishes
 from holdfast.storage.log.log import LogReader, LogWriter, create_log, read_meta
 from holdfast.storage.log.table import read_table

@@ -5,7 +5,7 @@ import pytest
 
 from holdfast.errors import ConfigError
 from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 
 SCHEMA = pa.schema([pa.field("user", pa.int64())])
 

@@ -24,9 +24,9 @@ import holdfast as hf
 from holdfast.errors import ConfigError, Damaged, Fenced, HoldfastError, NotAdmitted, Unavailable
 from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
 from holdfast.secrets import Secret
-from holdfast.sinks.audited import AuditQuery
-from holdfast.sinks.contract import AlreadyDelivered, Delivered, FaultPoint
-from holdfast.sinks.owners import Claim
+from holdfast.sinks.contract.audited import AuditQuery
+from holdfast.sinks.contract.owners import Claim
+from holdfast.sinks.contract.sink import AlreadyDelivered, Delivered, FaultPoint
 from holdfast.sinks.postgres.errors import meaning_of, said_by
 from holdfast.sinks.postgres.sink import Postgres
 from holdfast.sinks.sql import audit

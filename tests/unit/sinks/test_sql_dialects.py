@@ -16,9 +16,9 @@ from other_dialect import HOLD, Numbered, OtherTable
 
 from holdfast.errors import ConfigError
 from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
-from holdfast.sinks.audited import Gone
-from holdfast.sinks.contract import DELETE, OP, PUT, Rewinding
-from holdfast.sinks.owners import Claim
+from holdfast.sinks.contract.audited import Gone
+from holdfast.sinks.contract.owners import Claim
+from holdfast.sinks.contract.sink import DELETE, OP, PUT, Rewinding
 from holdfast.sinks.sql.target import SqlTarget
 from holdfast.sinks.sqlite.sink import SQLite
 

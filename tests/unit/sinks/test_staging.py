@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import ConfigError, Damaged
-from holdfast.sinks.contract import DELETE, OP, PUT
-from holdfast.sinks.staging import FEW_ROWS, Part, Stage, decode, encode, last_per_key, staged_schema
+from holdfast.sinks.contract.sink import DELETE, OP, PUT
+from holdfast.sinks.protocol.staging import FEW_ROWS, Part, Stage, decode, encode, last_per_key, staged_schema
 
 SCHEMA = pa.schema([pa.field("user", pa.int64()), pa.field("name", pa.string())])
 KEY = ("user",)

@@ -19,11 +19,11 @@ from other_dialect import OtherTable
 import holdfast as hf
 from holdfast.errors import Unavailable
 from holdfast.model import Epoch, RowDigest, Subtask, Tag, Timeline, Writer
-from holdfast.sinks.audited import AuditQuery, Gone, TargetContents
-from holdfast.sinks.contract import Rewinding
-from holdfast.sinks.log_audit import contents
+from holdfast.sinks.contract.audited import AuditQuery, Gone, TargetContents
+from holdfast.sinks.contract.sink import Rewinding
+from holdfast.sinks.log.audit import contents
+from holdfast.sinks.protocol.staging import Part, Stage, decode
 from holdfast.sinks.sql.audit import contents as table_shown
-from holdfast.sinks.staging import Part, Stage, decode
 from holdfast.storage.digests import NOTHING
 from holdfast.storage.local import LocalObjects
 from holdfast.storage.log.compaction import Compactor, Wishes

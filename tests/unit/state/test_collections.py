@@ -14,7 +14,7 @@ from holdfast.state.collections.maps import Maps
 from holdfast.state.collections.rows import EXPIRES, NEVER, drop_absent, expire
 from holdfast.state.collections.timers import AT, Timers
 from holdfast.state.keys.batch import Keys, KeyType
-from holdfast.state.memory import MemoryKeyValue
+from holdfast.state.local.memory import MemoryKeyValue
 from holdfast.state.store import Identity, Piece, StateStore
 from holdfast.state.tables.spec import ColumnSpec
 

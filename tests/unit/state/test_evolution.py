@@ -18,8 +18,8 @@ from holdfast.model import Cut, Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.state.changelog import SegmentHeader, seal, unseal
 from holdfast.state.evolution import adapted, by_name, declaration, widens, widens_key
 from holdfast.state.keys.batch import KeyType
+from holdfast.state.local.memory import MemoryKeyValue
 from holdfast.state.marker import read_marker, usable
-from holdfast.state.memory import MemoryKeyValue
 from holdfast.state.store import Identity, StateStore
 from holdfast.state.tables.delta import Delta
 from holdfast.state.tables.spec import ColumnSpec, TableSpec

@@ -18,7 +18,7 @@ from holdfast.ports import KeyValue
 from holdfast.state.changelog import SegmentHeader, seal, unseal
 from holdfast.state.cold import scope
 from holdfast.state.keys.batch import Keys, KeyType
-from holdfast.state.memory import MemoryKeyValue
+from holdfast.state.local.memory import MemoryKeyValue
 from holdfast.state.store import Identity, StateStore
 from holdfast.state.tables.delta import Delta
 from holdfast.state.tables.expiry import NOTHING, Through, covered, last_of, range_end

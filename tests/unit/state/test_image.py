@@ -21,8 +21,8 @@ from holdfast.model import Cut, Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.state.changelog import SegmentHeader, seal
 from holdfast.state.evolution import declaration
 from holdfast.state.keys.batch import KeyType
+from holdfast.state.local.image import Held, Image, Wanted, create, find
 from holdfast.state.paging.area import REGION_BYTES
-from holdfast.state.paging.image import Held, Image, Wanted, create, find
 from holdfast.state.paging.mapped import MappedFiles
 from holdfast.state.paging.private import PrivateFiles
 from holdfast.state.paging.swap import resident_bytes
@@ -225,7 +225,7 @@ class TestAnImage:
         job.close(store, job.change(store, 40))
         image.release()
         (path,) = job.folder.iterdir()
-        monkeypatch.setattr("holdfast.state.paging.image.sources_digest", lambda: "another version")
+        monkeypatch.setattr("holdfast.state.local.image.sources_digest", lambda: "another version")
         assert find(job.folder, wanted(job.epoch)) == (None, Held.NO) and not path.exists()
         image, store = job.open()
         assert rows_of(store) == job.rows and job.restored == 2

@@ -10,8 +10,8 @@ import pytest
 
 from holdfast.errors import Damaged, Unavailable
 from holdfast.ports import KeyValue
-from holdfast.state.memory import MemoryKeyValue
-from holdfast.state.rocks import RANGES_MAX, RocksKeyValue, takes_writes
+from holdfast.state.local.memory import MemoryKeyValue
+from holdfast.state.local.rocks import RANGES_MAX, RocksKeyValue, takes_writes
 
 PAIRS = [(b"a", b"1"), (b"b\x00", b""), (b"b\xff", b"3"), (b"c", b"4")]
 
@@ -89,7 +89,7 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from test_key_value import changes
 from holdfast.state import rocks
-from holdfast.state.rocks import RocksKeyValue, RocksMemory
+from holdfast.state.local.rocks import RocksKeyValue, RocksMemory
 
 rocks.RANGES_MAX = 300  # buffers are changed for their ranges, too
 store = RocksKeyValue(Path(sys.argv[1]), RocksMemory(cache_bytes=8 << 20, write_bytes=1 << 20))

@@ -8,8 +8,8 @@ import pytest
 from holdfast.errors import LocalDamaged
 from holdfast.model import Epoch, JobUuid, Timeline
 from holdfast.state.directory import LocalDirectory, claim, create, discard, unheld
+from holdfast.state.local.rocks import DAMAGED
 from holdfast.state.marker import Marker, write_marker
-from holdfast.state.rocks import DAMAGED
 
 JOB = JobUuid("job")
 LINEAGE = {Epoch(number): f"manifest of {number}" for number in range(1, 101)}

@@ -7,8 +7,8 @@ import pytest
 
 from holdfast.errors import Damaged
 from holdfast.model import Epoch, JobUuid, Timeline
+from holdfast.state.local.memory import MemoryKeyValue
 from holdfast.state.marker import MARKER_KEY, Marker, read_marker, usable, write_marker
-from holdfast.state.memory import MemoryKeyValue
 
 JOB = JobUuid("job")
 REWOUND = {Epoch(number): f"manifest of {number}" for number in (40, 45, 50, 57, 190, 200)}

@@ -16,9 +16,9 @@ from holdfast.state.changelog import SegmentHeader, seal
 from holdfast.state.cold import SCAN_AFTER_MISSES, SCANNED_MIN, SCANNED_PER_MISS, scope
 from holdfast.state.coldcopy import FLUSH_AFTER_PASSES
 from holdfast.state.keys.batch import KeyType
+from holdfast.state.local.memory import MemoryKeyValue
+from holdfast.state.local.rocks import RocksKeyValue
 from holdfast.state.marker import read_marker
-from holdfast.state.memory import MemoryKeyValue
-from holdfast.state.rocks import RocksKeyValue
 from holdfast.state.store import Identity, Lag, StateStore
 from holdfast.state.tables.table import ColumnSpec, TableSpec
 from holdfast.state.tables.unapplied import RUN_MAX, Unapplied
@@ -586,7 +586,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from test_state_store import Worker
-from holdfast.state.rocks import RocksKeyValue
+from holdfast.state.local.rocks import RocksKeyValue
 
 cold = RocksKeyValue(Path(sys.argv[1]))
 worker = Worker(cold)

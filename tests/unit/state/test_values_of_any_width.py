@@ -15,7 +15,7 @@ from holdfast.state import blocks, cold
 from holdfast.state.changelog import SegmentHeader, opened, seal, unseal
 from holdfast.state.evolution import adapted, by_name, declaration
 from holdfast.state.keys.batch import Keys, KeyType
-from holdfast.state.memory import MemoryKeyValue
+from holdfast.state.local.memory import MemoryKeyValue
 from holdfast.state.store import Identity, StateStore
 from holdfast.state.tables import indexed, records, table
 from holdfast.state.tables.spec import ColumnSpec, TableSpec, column_of_type

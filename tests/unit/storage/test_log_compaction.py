@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from holdfast.errors import ConfigError, Damaged, Unavailable
 from holdfast.examples.flights_hours_oracle import read_log
 from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
-from holdfast.sinks.contract import Rewinding
-from holdfast.sinks.log import plan_repair, repair, writer_name
+from holdfast.sinks.contract.sink import Rewinding
+from holdfast.sinks.log.sink import plan_repair, repair, writer_name
 from holdfast.storage.log.commits import Commits
 from holdfast.storage.log.compacted import Covered, covered_with, due
 from holdfast.storage.log.compaction import Compactor, Result, Wishes

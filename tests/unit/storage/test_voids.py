@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from holdfast.errors import ConfigError, Damaged, Unavailable
 from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
 from holdfast.runtime.sources.log import Log
-from holdfast.sinks.contract import Rewinding
-from holdfast.sinks.log import plan_repair, repair, writer_name
+from holdfast.sinks.contract.sink import Rewinding
+from holdfast.sinks.log.sink import plan_repair, repair, writer_name
 from holdfast.storage.log.format import VoidRange, commit_path
 from holdfast.storage.log.log import LogReader, LogWriter, create_log
 from holdfast.storage.objects import LocalObjects, MemoryObjects

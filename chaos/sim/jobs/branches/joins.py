@@ -22,7 +22,7 @@ from holdfast.chaos.sim.jobs.branches.contract import Branch, Row
 from holdfast.chaos.sim.jobs.expected.joins import LOWER_S, SECOND_US, UPPER_S, fits
 from holdfast.chaos.sim.jobs.oracle import Cut
 from holdfast.runtime.api.stream import Stream
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 
 JOINS, JOINED, JOINED_LATE, JOIN_OPERATOR = "joins", "joined", "joined_late", "near"
 

@@ -18,7 +18,7 @@ from holdfast.chaos.sim.jobs.branches.contract import Branch, Row
 from holdfast.chaos.sim.jobs.expected.lookups import findable, is_version
 from holdfast.chaos.sim.jobs.oracle import Cut
 from holdfast.runtime.api.stream import Stream
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 
 LOOKUPS, LOOKED_UP, LOOKED_UP_LATE, LOOKUP_OPERATOR = "lookups", "looked_up", "looked_up_late", "version_of"
 

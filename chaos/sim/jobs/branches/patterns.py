@@ -20,7 +20,7 @@ from holdfast.chaos.sim.jobs.branches.contract import Branch, Row
 from holdfast.chaos.sim.jobs.expected.patterns import PEAK, WITHIN_US, Match, matches
 from holdfast.chaos.sim.jobs.oracle import PARTITION_STRIDE, Cut
 from holdfast.runtime.api.stream import Stream
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 
 PATTERNS, MATCHED, MATCHED_LATE, MATCH_OPERATOR = "patterns", "matched", "matched_late", "falls"
 SECOND_US = 1_000_000

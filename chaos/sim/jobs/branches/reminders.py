@@ -22,7 +22,7 @@ from holdfast.chaos.sim.jobs.branches.contract import Branch, Row
 from holdfast.chaos.sim.jobs.expected.reminders import AFTER_US, reminders
 from holdfast.chaos.sim.jobs.oracle import Cut
 from holdfast.runtime.api.stream import Stream
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 
 REMINDERS, REMINDED, REMIND_OPERATOR = "reminders", "reminded", "remind"
 NOTHING = -1

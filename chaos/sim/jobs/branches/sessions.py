@@ -18,7 +18,7 @@ from holdfast.chaos.sim.jobs.branches.contract import Branch, Row
 from holdfast.chaos.sim.jobs.expected.sessions import GAP_US, LATENESS_US, Session, session_of
 from holdfast.chaos.sim.jobs.oracle import Cut, Input
 from holdfast.runtime.api.stream import Stream
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 
 SESSIONS, VISITS, VISITS_LATE, VISITS_OPERATOR = "sessions", "visits", "visits_late", "sessions_of_buckets"
 SECOND_US = 1_000_000

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from holdfast.runtime.rows.halving import Unfit, by_halves, without_nulls
+from holdfast.runtime.formats.halving import Unfit, by_halves, without_nulls
 
 Values = list[Any]
 Build = Callable[[Values], pa.Array]

@@ -22,7 +22,7 @@ from holdfast.runtime.cli.operate.audit import audited
 from holdfast.runtime.cli.start.jobfile import load
 from holdfast.runtime.job.stored import open_job
 from holdfast.runtime.testing.cluster import Cluster
-from holdfast.sinks.audited import AuditQuery, TargetContents
+from holdfast.sinks.contract.audited import AuditQuery, TargetContents
 from holdfast.state.keys.keygroups import range_of
 from holdfast.storage.local import LocalObjects
 from holdfast.storage.log.commits import Commits

@@ -26,7 +26,7 @@ from holdfast.runtime.rewind.plan import granted
 from holdfast.runtime.rewind.sinks import outlooks, stands_against
 from holdfast.runtime.wire import presence
 from holdfast.runtime.wire.clock import SystemClock
-from holdfast.sinks.contract import Repair, Rewinding
+from holdfast.sinks.contract.sink import Repair, Rewinding
 from tests.unit.runtime.statuses import status_with
 
 Capture = pytest.CaptureFixture[str]

@@ -15,7 +15,7 @@ from holdfast.runtime.cli.main import main
 from holdfast.runtime.cli.start import doctor
 from holdfast.runtime.cli.start.doctor_cluster import Check
 from holdfast.runtime.cli.start.doctor_job import job
-from holdfast.sinks.owners import Claim
+from holdfast.sinks.contract.owners import Claim
 from holdfast.sinks.sqlite.sink import SQLite
 from holdfast.storage.log.log import create_log
 from holdfast.storage.objects import LocalObjects

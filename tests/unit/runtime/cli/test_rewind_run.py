@@ -20,7 +20,7 @@ from holdfast.runtime.job.live import Status
 from holdfast.runtime.plan.model import SinkSpec
 from holdfast.runtime.rewind import stopped as rewind_run
 from holdfast.runtime.rewind.stopped import check_in_time, rewind_stopped
-from holdfast.sinks.contract import Repair, Rewinding
+from holdfast.sinks.contract.sink import Repair, Rewinding
 from holdfast.sinks.sqlite.sink import SQLite
 
 

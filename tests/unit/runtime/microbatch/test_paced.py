@@ -10,7 +10,7 @@ import holdfast as hf
 from holdfast.ports import Clock
 from holdfast.runtime.sources.generator import Generator, OpenGenerator
 from holdfast.runtime.testing.cluster import Cluster
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 from holdfast.storage.objects import MemoryObjects
 
 MODES = pytest.mark.parametrize("mode", ["microbatch", "continuous"])

@@ -16,7 +16,7 @@ from holdfast.runtime.processes.tls import make_credentials
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.mailbox import Mailbox
 from holdfast.runtime.worker.loop import WorkerLoop
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 
 HEARTBEAT_S, TIMEOUT_S = 0.5, 10.0
 

@@ -20,7 +20,7 @@ from holdfast.runtime.processes.host import WorkerTask, host_worker
 from holdfast.runtime.processes.tls import make_credentials
 from holdfast.runtime.spark.launch import first_line
 from holdfast.runtime.wire.processes import die_with_parent
-from holdfast.sinks.memory import MemorySink
+from holdfast.sinks.memory.sink import MemorySink
 
 PR_SET_PDEATHSIG, PR_GET_PDEATHSIG = 1, 2
 SPARK = (

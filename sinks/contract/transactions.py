@@ -1,0 +1,63 @@
+"""Transactions that a sink may have left open in its target, where they hide what others have written after them.
+
+Invariants
+    - Looking changes nothing.
+    - `abort` ends what the sink itself left open; it never touches transactions of others, and loses no output: a
+      delivery that is not in is delivered again.
+
+Pure: no clock, thread or I/O. Source: docs/design/0109-open-transactions.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+from holdfast.sinks.contract.sink import Sink
+
+
+@dataclass(frozen=True, order=True)
+class Hidden:
+    """Records that readers of committed records do not see yet, because a transaction before them is open.
+
+    Args:
+        topic: Where they are.
+        first: The lowest offset of an open transaction; readers stop before it.
+        end: The offset after the last record.
+    """
+
+    topic: str
+    partition: int
+    first: int
+    end: int
+
+
+class Transactions(Protocol):
+    """The transactions of one sink of one job."""
+
+    @property
+    def id(self) -> str:
+        """The name under which the sink's writers have their transactions."""
+
+    def hidden(self) -> Sequence[Hidden]:
+        """Return what open transactions hide in the sink's target, whoever has them. Raises HoldfastError."""
+
+    def abort(self) -> None:
+        """End what the sink's writers left open, and refuse what is still to come of these writers.
+
+        Raises:
+            NotAdmitted, Unavailable: nothing is known to be ended.
+        """
+
+
+class TransactionalSink(Sink, Protocol):
+    """With the trait `transacts`: a writer that dies may leave a transaction open, which hides later records."""
+
+    def transactions(self, job_uuid: str, name: str) -> Transactions:
+        """Return those of this sink of this job; no connection is made yet."""
+
+
+def transactional(sink: Sink) -> TransactionalSink | None:
+    """Return the sink if it has transactions that can stay open."""
+    return cast(TransactionalSink, sink) if sink.traits.transacts else None

@@ -1,0 +1,117 @@
+"""Decides what remains of a row when some of its changes are taken back: the core of every repair from before-images.
+
+A rewind takes back the changes of the epochs after its base. Mostly these are the row's last ones: then it gets
+back what stood before the first of them. Where a writer that was behind changed the row later, with an older epoch,
+that change stays, and its before-image has to say from now on what the row held without what was taken back; else a
+second rewind would bring it to life.
+
+Invariants
+    - The row ends as if only the changes that stay had been made, in the order in which they came.
+    - The images that stay lead back, one after the other, to what was there before all of them.
+
+Pure: no clock, thread or I/O. PROTOCOL P21.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from holdfast.errors import ConfigError, Fenced
+from holdfast.model import Tag
+from holdfast.sinks.contract.sink import Repair, Rewinding, Verdict
+
+SAMPLE_MAX = 5
+Before = TypeVar("Before")
+Place = TypeVar("Place")
+
+
+@dataclass(frozen=True)
+class Change(Generic[Place, Before]):
+    """One change of a row, in the order in which the target took them.
+
+    Args:
+        place: Names the before-image in its target.
+        before: What the row held before; None: there was none.
+        undone: Whether the rewind takes it back.
+    """
+
+    place: Place
+    before: Before | None
+    undone: bool
+
+
+@dataclass(frozen=True)
+class TakenBack(Generic[Place, Before]):
+    """What to do about one row.
+
+    Args:
+        last: The row's last change if it is taken back, else None: then the row stays as it is.
+        before: What the row holds afterwards; None: it is deleted.
+        rewritten: Before-images that stay, with what they have to say now.
+    """
+
+    last: Place | None
+    before: Before | None
+    rewritten: tuple[tuple[Place, Before | None], ...]
+
+
+def take_back(changes: Iterable[Change[Place, Before]]) -> TakenBack[Place, Before]:
+    """Decide about one row. The changes are those that have a before-image, oldest first."""
+    run: Change[Place, Before] | None = None
+    last: Change[Place, Before] | None = None
+    rewritten: list[tuple[Place, Before | None]] = []
+    for change in changes:
+        last = change
+        if change.undone:
+            run = run or change
+        elif run is not None:
+            rewritten.append((change.place, run.before))
+            run = None
+    if run is None or last is None:
+        return TakenBack(None, None, tuple(rewritten))
+    return TakenBack(last.place, run.before, tuple(rewritten))
+
+
+def is_undone(tag: Tag, rewinding: Rewinding) -> bool:
+    """Return whether the rewind takes back what was delivered under this tag."""
+    return tag.timeline < rewinding.to.timeline and tag.epoch > rewinding.to.epoch
+
+
+def untouched(verdict: Verdict, rewinding: Rewinding) -> Repair:
+    """Return the repair of a target that stands on the new timeline already."""
+    to = rewinding.to
+    reason = f"the target stands on timeline {to.timeline} already, from epoch {to.epoch} on"
+    return Repair(verdict, 0, 0, 0, (), reason)
+
+
+def impossible(reason: str, *, takes_more: bool = True) -> Repair:
+    """Return the repair of a target that cannot be taken back; nothing is known of its rows."""
+    return Repair("impossible", 0, 0, None, (), reason, takes_more)
+
+
+def refused(where: str, reason: str) -> ConfigError:
+    """Return what to raise instead of repairing a target that cannot be taken back."""
+    return ConfigError(
+        f"{where}: the rewind cannot undo its output: {reason}",
+        not_done="nothing in the target was changed, and no writer's tag moved",
+        next_step="rewind to a later epoch, or bring back a backup of the target from that time",
+    )
+
+
+def overtaken(where: str, standing: Tag, rewinding: Rewinding) -> Fenced:
+    """Return what to raise where a later rewind was first."""
+    return Fenced(
+        f"{where}: stands on timeline {standing.timeline} already; this rewind begins timeline {rewinding.to.timeline}",
+        not_done="nothing in the target was changed",
+        next_step="let this process exit, do not retry it: the job was rewound again and another process runs it",
+    )
+
+
+def dropped(epoch: int, rewinding: Rewinding) -> str:
+    """Say why the images that are needed are not there."""
+    return (
+        f"the rows from before epoch {epoch} are no longer kept, or never were, "
+        f"and epoch {rewinding.to.epoch} is older: it lies beyond the rewind horizon"
+    )
