@@ -15,11 +15,11 @@ from holdfast.checkpoint import repository
 from holdfast.errors import JobFailed, Unavailable
 from holdfast.model import Epoch, ObjectRef
 from holdfast.ports import ObjectStore
-from holdfast.runtime.microbatch import task, warm
+from holdfast.runtime.microbatch import task
 from holdfast.runtime.microbatch.ranges import ROWS_FIRST, Pace
 from holdfast.runtime.plan.memory import Budget
 from holdfast.runtime.testing.batches import Faults
-from holdfast.runtime.worker import compaction
+from holdfast.runtime.worker import compaction, images
 from holdfast.runtime.worker.images import FOLDER, LocalImages, WarmState
 from holdfast.runtime.worker.local import Home
 from holdfast.state.paging.swap import Swap
@@ -63,8 +63,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
         machine.did["brought up"] += 1
         follow(store, epoch, segments)
 
-    monkeypatch.setattr(warm, "unfit", lambda folder: "")  # tests may keep their folders in memory
-    monkeypatch.setattr(warm, "restore", restored)
+    monkeypatch.setattr(images, "unfit", lambda folder: "")  # tests may keep their folders in memory
+    monkeypatch.setattr(images, "restore", restored)
     monkeypatch.setattr(StateStore, "follow", followed)
     return machine
 
@@ -131,7 +131,7 @@ class TestWithoutAnImage:
         def full(*_: object) -> None:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(warm, "_warn", refused.append)
+        monkeypatch.setattr(images, "_warn", refused.append)
         monkeypatch.setattr("holdfast.state.local.image.Image.finish", full)
         with TestDriver(app()) as t:
             machine.on(t)
@@ -144,8 +144,8 @@ class TestWithoutAnImage:
 
     def test_a_file_system_in_memory_takes_none(self, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
         warned = list[str]()
-        monkeypatch.setattr(warm, "_warn", warned.append)
-        monkeypatch.setattr(warm, "unfit", lambda folder: f"{folder} is on tmpfs, whose files are memory")
+        monkeypatch.setattr(images, "_warn", warned.append)
+        monkeypatch.setattr(images, "unfit", lambda folder: f"{folder} is on tmpfs, whose files are memory")
         with TestDriver(app()) as t:
             machine.on(t)
             count_forty(t)
@@ -198,7 +198,7 @@ class TestABudget:
         pages.sink("out", hf.SQLite("unused.db", table="pages", key=["page"]))
         wanted, budget = Counter[int](), Budget(24 << 20, 0)
         assert budget.tables == 2 << 20
-        monkeypatch.setattr(warm, "_others_bytes", lambda: 0)  # the process is larger than the budget
+        monkeypatch.setattr(images, "_others_bytes", lambda: 0)  # the process is larger than the budget
         with TestDriver(job) as t:
             machine.on(t, budget)
             for epoch in range(4):
@@ -226,7 +226,7 @@ class TestABudget:
             raise MemoryError("1,074,790,400 bytes of address space: Cannot allocate memory")
 
         warned = list[str]()
-        monkeypatch.setattr(warm, "_warn", warned.append)
+        monkeypatch.setattr(images, "_warn", warned.append)
         monkeypatch.setattr("holdfast.state.paging.private.PrivateFiles.over", none_left)
         monkeypatch.setattr("holdfast.state.local.image.Image.private", none_left)
         with TestDriver(app()) as t:

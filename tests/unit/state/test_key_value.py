@@ -88,7 +88,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from test_key_value import changes
-from holdfast.state import rocks
+from holdfast.state.local import rocks
 from holdfast.state.local.rocks import RocksKeyValue, RocksMemory
 
 rocks.RANGES_MAX = 300  # buffers are changed for their ranges, too
@@ -184,7 +184,7 @@ STUCK = """
 import resource, signal, sys
 from pathlib import Path
 from holdfast.errors import LocalDamaged, Unavailable
-from holdfast.state import rocks
+from holdfast.state.local import rocks
 
 def refused(kind):
     try:
