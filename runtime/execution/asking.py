@@ -11,44 +11,30 @@ Source: DESIGN section 13 (requests).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from holdfast.checkpoint.joblog import Job
-from holdfast.checkpoint.manifest import OperatorState
-from holdfast.checkpoint.repository import Repository
 from holdfast.errors import HoldfastError, Unavailable
 from holdfast.model import Generation
 from holdfast.ports import Lane
 from holdfast.runtime.driver.loop import DriverLoop
+from holdfast.runtime.execution.prepare import Prepared
 from holdfast.runtime.job.requests import Inbox, Request
-from holdfast.runtime.plan.compiler import Plan
-from holdfast.runtime.plan.topic import outputs_of
 from holdfast.runtime.rewind.plan import granted
 from holdfast.runtime.rewind.sources import missing_records
 from holdfast.runtime.rewind.target import while_it_goes_on
 
 
 class Asking:
-    """The requests of one run; used by the thread of the loop.
+    """The requests of one run; used by the thread of the loop."""
 
-    Args:
-        first: The first generation of this run.
-    """
-
-    def __init__(
-        self,
-        inbox: Inbox,
-        loop: DriverLoop,
-        lane: Callable[[str], Lane],
-        repository: Repository,
-        plan: Plan,
-        operators: Sequence[OperatorState],
-        first: Generation,
-    ) -> None:
-        self._inbox, self._loop, self._lane, self._repository = inbox, loop, lane, repository
-        self._plan, self._operators, self._first = plan, operators, first
+    def __init__(self, inbox: Inbox, loop: DriverLoop, lane: Callable[[str], Lane], prepared: Prepared) -> None:
+        self._inbox, self._loop, self._lane, self._prepared = inbox, loop, lane, prepared
+        job = prepared.folder.job
+        self._first = Generation(1 if job is None else job.generation + 1)
+        """The first generation of this run."""
 
     def found(self, result: object) -> None:
         """Take the result of a poll of the inbox."""
@@ -70,11 +56,13 @@ class Asking:
     def _looked_at(self, job: Job, args: Mapping[str, Any]) -> Mapping[str, Any] | str:
         """Return what may be rewound, or why nothing may."""
 
-        def look(now: Job) -> Mapping[str, Any] | str:
-            missing = missing_records(self._repository, now, args.get("epoch", 0), self._plan)
-            return missing or granted(self._repository, now, args, outputs_of(self._plan), self._operators)
+        prepared, repository = self._prepared, self._prepared.folder.repository
 
-        return while_it_goes_on(self._repository, job, look)
+        def look(now: Job) -> Mapping[str, Any] | str:
+            missing = missing_records(repository, now, args.get("epoch", 0), prepared.plan)
+            return missing or granted(repository, now, args, prepared.outputs, operators=prepared.state.operators)
+
+        return while_it_goes_on(repository, job, look)
 
     def _carry_out(self, request: Request, found: object) -> None:
         """Let the loop carry out a request that passed its check, and answer it; else answer with the reason."""

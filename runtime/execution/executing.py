@@ -57,8 +57,9 @@ class Execution(Protocol):
 
 def execute(prepared: Prepared, execution: Execution, ports: Ports) -> Outcome:
     """Run a prepared job; one that has finished is not run again."""
-    if prepared.job is not None and prepared.job.finished:
-        return Outcome("already finished", None, status.of_log(prepared.job, prepared.plan.app, prepared.root))
+    job = prepared.folder.job
+    if job is not None and job.finished:
+        return Outcome("already finished", None, status.of_log(job, prepared.plan.app, prepared.folder.root))
     return execution.run(prepared, ports)
 
 
@@ -71,10 +72,11 @@ class Publisher:
     """
 
     def __init__(self, mode: str, owner: str, prepared: Prepared, lane: Callable[[str], Lane], inbox: Inbox) -> None:
-        self._mode, self._owner, self._root, self._inbox = mode, owner, prepared.root, inbox
-        self._store: ObjectStore = prepared.store
+        folder = prepared.folder
+        self._mode, self._owner, self._root, self._inbox = mode, owner, folder.root, inbox
+        self._store: ObjectStore = folder.store
         self._lane = lane
-        self._delays = DelaysOfRun(NO_EPOCH if prepared.job is None else prepared.job.base_epoch)
+        self._delays = DelaysOfRun(NO_EPOCH if folder.job is None else folder.job.base_epoch)
         self._refused: Unavailable | None = None
 
     def publish(self, loop: DriverLoop, now_us: int) -> Status:

@@ -59,7 +59,7 @@ class _HostPorts:
     def __init__(self, run: Run) -> None:
         self._run = run
         self.clock: Clock = run.clock
-        self.store: ObjectStore = run.prepared.store
+        self.store: ObjectStore = run.prepared.folder.store
         self.local: LocalState = MemoryState()
 
     def send(self, message: m.FromWorker) -> None:
@@ -75,8 +75,8 @@ class _Batches:
     def __init__(self, run: Run, context: SparkContext, memory: MemorySettings) -> None:
         self._run, settings = run, run.prepared.settings
         prepared, shared = run.prepared, settings.shared_paths == "true"
-        paths = () if shared else local_paths(prepared.plan, prepared.root)
-        self._jobs = SparkJobs(context, prepared.root, paths, settings.hung_after_ms / 1000, memory, self._ended)
+        paths = () if shared else local_paths(prepared.plan, prepared.folder.root)
+        self._jobs = SparkJobs(context, prepared.folder.root, paths, settings.hung_after_ms / 1000, memory, self._ended)
         rate = settings.max_records_per_second
         ports = _HostPorts(run)
         name, boot = socket.gethostname(), boot_id()

@@ -59,7 +59,7 @@ class _Workers:
         rate = settings.max_records_per_second
         task = WorkerTask(
             prepared.plan,
-            prepared.root,
+            prepared.folder.root,
             self._control.address,
             credentials,
             settings.heartbeat_ms / 1000,

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Protocol
 
 from holdfast.checkpoint.catalogue import Retention
-from holdfast.model import Generation, JobUuid, WorkerId
+from holdfast.model import JobUuid, WorkerId
 from holdfast.ports import Lane
 from holdfast.runtime.driver import master
 from holdfast.runtime.driver.hosts.placement import local_paths
@@ -30,7 +30,7 @@ from holdfast.runtime.job import requests
 from holdfast.runtime.job.live import Status
 from holdfast.runtime.plan.immediate import not_to_grow
 from holdfast.runtime.plan.shape import shape_of
-from holdfast.runtime.plan.topic import outputs_of, topic_place
+from holdfast.runtime.plan.topic import topic_place
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.clock import SystemClock
 from holdfast.runtime.wire.mailbox import Mailbox, ThreadLanes
@@ -89,8 +89,8 @@ class Run:
         epoch_deadline: float,
     ) -> None:
         self.clock = SystemClock()
-        self.repository = prepared.repository
-        self.sinks, self.sources = outputs_of(prepared.plan), prepared.plan.sources
+        self.repository = prepared.folder.repository
+        self.sinks, self.sources = prepared.outputs, prepared.plan.sources
         self.changelog = prepared.plan.changelog
         self.prepared, self._ports = prepared, ports
         self.mailbox = Mailbox()
@@ -98,12 +98,9 @@ class Run:
         self._owner = uuid.uuid4().hex
         rules = _rules(prepared, host, epoch_deadline)
         self.loop = DriverLoop(rules, self._owner, self, prepared.settings.heartbeat_ms / 1000)
-        self._inbox = requests.Inbox(prepared.store)
+        self._inbox = requests.Inbox(prepared.folder.store)
         self._publisher = Publisher(mode, self._owner, prepared, self.lane, self._inbox)
-        first = Generation(1 if prepared.job is None else prepared.job.generation + 1)
-        self._asking = Asking(
-            self._inbox, self.loop, self.lane, self.repository, prepared.plan, prepared.operators, first
-        )
+        self._asking = Asking(self._inbox, self.loop, self.lane, prepared)
         self._hosting = hosting(self)
 
     def run(self) -> Outcome:
@@ -119,8 +116,8 @@ class Run:
                 self._lanes.close()
 
     def _run(self, signals: StopSignals) -> Outcome:
-        loop, now = self.loop, self.clock.monotonic
-        loop.begin(self.prepared.job, "started" if self.prepared.job is None else "started again")
+        loop, now, job = self.loop, self.clock.monotonic, self.prepared.folder.job
+        loop.begin(job, "started" if job is None else "started again")
         next_publish = next_requests = 0.0
         while loop.outcome is None:
             self.mailbox.drain()
@@ -183,7 +180,7 @@ class Run:
 
 
 def _rules(prepared: Prepared, host: str, epoch_deadline: float) -> master.Rules:
-    settings, plan = prepared.settings, prepared.plan
+    settings, plan, targets = prepared.settings, prepared.plan, prepared.targets
     every = settings.checkpoint_every_ms / 1000
     count = plan.key_groups
     return master.Rules(
@@ -192,8 +189,8 @@ def _rules(prepared: Prepared, host: str, epoch_deadline: float) -> master.Rules
         host=host,
         key_groups=count,
         key_ranges=tuple(range_of(i, settings.parallelism, count) for i in range(settings.parallelism)),
-        partitions=prepared.partitions,
-        operators=prepared.operators,
+        partitions=prepared.inputs.partitions,
+        operators=prepared.state.operators,
         checkpoint_every=every,
         silent_after=settings.silent_after_ms / 1000,
         heartbeat_every=settings.heartbeat_ms / 1000,
@@ -203,16 +200,16 @@ def _rules(prepared: Prepared, host: str, epoch_deadline: float) -> master.Rules
         restart_window=settings.restart_window_ms / 1000,
         restart_backoff_first=settings.restart_backoff_first_ms / 1000,
         restart_backoff_max=settings.restart_backoff_max_ms / 1000,
-        until=prepared.until,
+        until=prepared.inputs.until,
         retention=Retention(settings.retained_checkpoints, settings.retained_for_ms * 1000),
         machine=(socket.gethostname(), boot_id()),
-        local_paths=() if settings.shared_paths == "true" else local_paths(plan, prepared.root),
-        unrepairable=unrepairable(outputs_of(plan)),
+        local_paths=() if settings.shared_paths == "true" else local_paths(plan, prepared.folder.root),
+        unrepairable=unrepairable(prepared.outputs),
         audit=settings.audit,
         shape=shape_of(plan),
-        gone_sinks=prepared.gone_sinks,
-        checked=prepared.checked,
-        adopted=prepared.adopted,
+        gone_sinks=targets.gone,
+        checked=prepared.state.checked,
+        adopted=targets.adopted,
         standbys=settings.standbys,
         discover_every=settings.partition_discovery_ms / 1000,
         loses_partitions=any(spec.source.traits.loses_partitions for spec in plan.sources),

@@ -9,9 +9,8 @@ Source: docs/design/0047-microbatch.md.
 
 from __future__ import annotations
 
-from holdfast.errors import ConfigError, Where
-from holdfast.runtime.plan.immediate import is_immediate, repeats
-from holdfast.runtime.plan.model import Plan, is_boundless
+from holdfast.errors import ConfigError
+from holdfast.runtime.plan.model import Plan
 
 Layers = tuple[frozenset[int], ...]
 """The fragments of each layer, in the order in which layers run."""
@@ -27,39 +26,12 @@ def layers_of(plan: Plan) -> Layers:
     return tuple(frozenset(index for index, at in depth.items() if at == layer) for layer in range(last + 1))
 
 
-def refuse_standbys(standbys: int) -> None:
-    """Refuse standbys, which take over from workers that stay. Raises ConfigError."""
-    if standbys:
-        raise ConfigError(
-            f"standbys is {standbys}, but in microbatch mode no worker stays that a standby could take over from",
-            not_done="nothing was started; state and output are untouched",
-            next_step="set standbys to 0, or run with --mode continuous",
-        )
-
-
-def refuse_what_needs_workers(plan: Plan) -> None:
-    """Refuse a plan that cannot run as microbatches.
-
-    Raises:
-        ConfigError: a sink is written immediately, or a source always has more records.
-    """
-    for source in plan.sources:
-        if is_boundless(source):
-            endless = source.source.traits.endless
-            assert endless is not None
-            raise ConfigError(
-                f"source {source.name!r} is {endless.what}: it has no end that an epoch could read to",
-                not_done="the job was not started; state and output are untouched",
-                next_step=f"{endless.for_microbatch or endless.instead}, or run it with --mode continuous",
-                where=Where(job=plan.app),
-            )
-    for spec in plan.sinks:
-        if is_immediate(spec):
-            raise ConfigError(
-                f"sink {spec.name!r} is written immediately, before its epoch commits, and in microbatch mode nothing "
-                "is written before the commit",
-                not_done="the job was not started; state and output are untouched",
-                next_step="run it with --mode continuous, or "
-                + ("leave delivery= out" if repeats(spec) else "give the sink no key that partitions its source"),
-                where=Where(job=plan.app),
-            )
+def idle_standbys(standbys: int) -> ConfigError | None:
+    """Return why standbys are refused, which take over from workers that stay."""
+    if not standbys:
+        return None
+    return ConfigError(
+        f"standbys is {standbys}, but in microbatch mode no worker stays that a standby could take over from",
+        not_done="nothing was started; state and output are untouched",
+        next_step="set standbys to 0, or run with --mode continuous",
+    )

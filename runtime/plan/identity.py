@@ -111,14 +111,26 @@ def check_against(
     Raises:
         ConfigError: for the first difference that is refused.
     """
+    if (refusal := unreadable(plan, previous, given_up, next_step)) is not None:
+        raise refusal
+
+
+def unreadable(
+    plan: Plan,
+    previous: Mapping[str, Mapping[str, Any]],
+    given_up: Mapping[str, frozenset[str]],
+    next_step: Callable[[str, str], str],
+) -> ConfigError | None:
+    """Return why the first operator that cannot read its state is refused; see `check_against`."""
     for found in differences(plan, previous, given_up):
         if found.effect is None:
-            raise ConfigError(
+            return ConfigError(
                 found.what,
                 not_done="the job was not started; its state is unchanged",
                 next_step=next_step(found.operator, found.next_step),
                 where=Where(job=plan.app, operator=found.operator),
             )
+    return None
 
 
 def differences(

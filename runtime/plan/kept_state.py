@@ -7,6 +7,7 @@ Source: docs/design/0024-identity-of-state.md, docs/design/0038-schema-evolution
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -16,7 +17,7 @@ from holdfast.runtime.operators.contract import is_part
 from holdfast.runtime.plan.compiler import with_operator_ids
 from holdfast.runtime.plan.fields import kept_fields
 from holdfast.runtime.plan.given_up import GivenUp, given_up, unknown_state, with_carried_out
-from holdfast.runtime.plan.identity import check_against, describe_continued, with_field_ids
+from holdfast.runtime.plan.identity import describe_continued, unreadable, with_field_ids
 from holdfast.runtime.plan.model import Plan
 
 
@@ -33,23 +34,37 @@ def with_identities(
         ConfigError: an operator cannot read its state, or state would be lost that is not given up.
     """
     given = given_up(plan, known, drop_state)
+    if (refusal := state_refusal(plan, known, given)) is not None:
+        raise refusal
+    return identified(plan, known, given)
+
+
+def state_refusal(plan: Plan, known: Sequence[OperatorState], given: GivenUp) -> ConfigError | None:
+    """Return why a start is refused: an operator cannot read its state, or state would be lost that is not given up."""
     gone = left_operators(plan, known, given.operators)
     if given.unknown or gone:
         what, next_step = unknown_state(given) if given.unknown else left_state(gone)
-        raise ConfigError(
+        return ConfigError(
             what,
             not_done="the job was not started; state and output are untouched",
             next_step=next_step,
             where=Where(job=plan.app),
         )
+    return unreadable(numbered(plan, known, given), _schemas(known, given), given.parts, given.next_step)
+
+
+def identified(plan: Plan, known: Sequence[OperatorState], given: GivenUp) -> tuple[Plan, tuple[OperatorState, ...]]:
+    """Give every operator its former number and field ids; `state_refusal` has accepted the arguments."""
     dropped = tuple(msgspec.structs.replace(o, dropped=True) for o in known if _is_past(o, given))
-    schemas = {operator.name: operator.schema for operator in known if not _is_past(operator, given)}
-    plan = numbered(plan, known, given)
-    check_against(plan, schemas, given.parts, given.next_step)
-    plan = with_field_ids(plan, schemas, given.parts)
+    schemas = _schemas(known, given)
+    plan = with_field_ids(numbered(plan, known, given), schemas, given.parts)
     described = describe_continued(plan, schemas, given.parts)
     present = (OperatorState(o.name, o.id, described[o.name]) for o in plan.operators)
     return plan, with_carried_out((*dropped, *present), given)
+
+
+def _schemas(known: Sequence[OperatorState], given: GivenUp) -> dict[str, Any]:
+    return {operator.name: operator.schema for operator in known if not _is_past(operator, given)}
 
 
 def numbered(plan: Plan, known: Sequence[OperatorState], given: GivenUp) -> Plan:

@@ -101,21 +101,20 @@ def least(plan: Plan, parallelism: int, channel_bytes_max: int) -> int:
     return channel_bytes(plan, parallelism, channel_bytes_max) + shared
 
 
-def check_state_memory(plan: Plan, state_memory: int | None, parallelism: int, channel_bytes_max: int) -> None:
-    """Refuse a budget in which the plan cannot run.
+def too_little_memory(
+    plan: Plan, state_memory: int | None, parallelism: int, channel_bytes_max: int
+) -> ConfigError | None:
+    """Return why a budget is refused in which the plan cannot run.
 
     Args:
         parallelism: Workers that exchange records; 1 where they do it through Spark's shuffle.
-
-    Raises:
-        ConfigError: it is smaller than what the plan needs.
     """
     needed = least(plan, parallelism, channel_bytes_max)
     if state_memory is None or state_memory >= needed:
-        return
+        return None
     channels = channel_bytes(plan, parallelism, channel_bytes_max)
     waiting = f"{_mib(channels)} for what waits in channels to other workers (channel_bytes_max), " if channels else ""
-    raise ConfigError(
+    return ConfigError(
         f"state_memory is {_mib(state_memory)}, and every worker or task of job {plan.app!r} needs at least "
         f"{_mib(needed)}: {waiting}{_mib(needed - channels)} for {len(plan.operators)} tables and buffers",
         not_done="the job was not started",

@@ -18,7 +18,7 @@ from holdfast.runtime.plan.topic import outputs_of
 from holdfast.sinks.contract.immediate import IMMEDIATE
 from holdfast.sinks.contract.sink import Sink
 from holdfast.storage.kafka.place import LOOPBACK, is_one_cluster
-from holdfast.storage.paths import is_same_place, join
+from holdfast.storage.paths import is_same_place
 
 _PORT = re.compile(r"(.+):(\d+)")
 POSTGRES_PORT = "5432"
@@ -72,28 +72,6 @@ def refuse_own_output(plan: Plan) -> None:
                     "out by (?!...)",
                     where=Where(job=plan.app, source=source.name),
                 )
-
-
-def refuse_own_root(plan: Plan, root: str) -> None:
-    """Refuse a source that reads the folder in which the job keeps its log, checkpoints and requests.
-
-    Args:
-        root: The folder below which jobs have their folders.
-
-    Raises:
-        ConfigError: the first such source.
-    """
-    folder = join(root, plan.app)
-    for source in plan.sources:
-        if reads_target(source.source, {"path": folder}):
-            raise ConfigError(
-                f"source {source.name!r} reads {source.source.where}, and so also the files of the job itself, which "
-                f"are in {folder}",
-                not_done="the job was not started; state and output are untouched",
-                next_step="give the job a root outside of that folder (--root, HOLDFAST_ROOT), or one whose name "
-                "begins with a dot: such folders are not read",
-                where=Where(job=plan.app, source=source.name),
-            )
 
 
 def reads_target(source: Source, target: Mapping[str, str]) -> bool:

@@ -14,12 +14,7 @@ Source: PROTOCOL P21, P24; docs/design/0106-sinks-that-move.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-
-from holdfast.checkpoint.joblog import Job
 from holdfast.checkpoint.manifest import Manifest
-from holdfast.checkpoint.repository import Repository
-from holdfast.errors import ConfigError, Where
 from holdfast.runtime.plan import shape_changes
 from holdfast.runtime.plan.model import SinkSpec
 from holdfast.runtime.plan.targets import same_target, target_of
@@ -67,30 +62,3 @@ def moved_from(last: Manifest, spec: SinkSpec, holding: Holding) -> str | None:
         f"its output is in {shape_changes.place_of(recorded)}, where the sink wrote up to epoch {last.epoch}, and "
         f"{spec.sink.where} has none of it"
     )
-
-
-def refuse_moved(repository: Repository, job: Job, specs: Iterable[SinkSpec], holdings: Mapping[str, Holding]) -> None:
-    """Refuse to complete a rewind in other targets than those that have the output to undo.
-
-    Args:
-        holdings: By sink; of those that could be read.
-
-    Raises:
-        ConfigError: the first sink with another target.
-    """
-    if not job.repair_due or job.ended is not None:  # the record that ends a rewind follows all of its repairs
-        return
-    newest = {each.timeline: each for each in job.abandoned}
-    abandoned = [repository.load_manifest(each.body.manifest) for each in newest.values()]
-    accepted = job.rewinds[-1].accepted
-    for spec in specs:
-        if spec.name not in holdings or f"{spec.name}:impossible" in accepted:
-            continue
-        for last in abandoned:
-            if (moved := moved_from(last, spec, holdings[spec.name])) is not None:
-                raise ConfigError(
-                    f"the job was rewound, and the output of sink {spec.name!r} is not undone yet: {moved}",
-                    not_done="the job was not started; state and output are untouched",
-                    next_step=f"put the sink {spec.name!r} back as it was, and run the job: it repairs targets first",
-                    where=Where(job=job.name),
-                )

@@ -31,7 +31,7 @@ from holdfast.runtime.api.app import App
 from holdfast.runtime.config.durations import Duration, duration_ms
 from holdfast.runtime.config.settings import MICROBATCH
 from holdfast.runtime.driver import master
-from holdfast.runtime.microbatch.layers import refuse_standbys
+from holdfast.runtime.microbatch.layers import idle_standbys
 from holdfast.runtime.operators.contract import is_part
 from holdfast.runtime.plan.ahead import Ahead
 from holdfast.runtime.plan.model import OperatorSpec, Plan, SinkSpec, SourceSpec
@@ -187,8 +187,8 @@ class TestDriver:
 
     def __init__(self, app: App, parallelism: int = 2, seed: int = 0, mode: str | None = None) -> None:
         plan = _plan_of(app, parallelism)
-        if (mode or app.mode) == MICROBATCH:
-            refuse_standbys(app.standbys or 0)
+        if (mode or app.mode) == MICROBATCH and (refusal := idle_standbys(app.standbys or 0)) is not None:
+            raise refusal
         self._random = random.Random(seed)
         self.sources: dict[str, PushedSource] = {}
         self.sinks: dict[str, MemorySink] = {}

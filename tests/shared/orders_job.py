@@ -16,6 +16,7 @@ from holdfast.checkpoint.repository import Repository
 from holdfast.runtime.cli.main import main
 from holdfast.runtime.cli.start.jobfile import load
 from holdfast.runtime.config.settings import resolve
+from holdfast.runtime.execution.facts import Choices
 from holdfast.runtime.execution.prepare import Prepared, prepare
 from holdfast.runtime.plan.shape import shape_of
 from holdfast.runtime.testing.cluster import Cluster
@@ -68,15 +69,15 @@ class Orders:
         """Run the checks of a start."""
         self.write()
         app = load(self.file)
-        return prepare(app.plan(), resolve(app), drop_state)
+        return prepare(app.plan(), resolve(app), Choices(drop_state))
 
     def begin(self, prepared: Prepared) -> None:
         self.cluster = Cluster(prepared.plan, 2, 0, self.store, 1.0, {"orders": (0, 1, 2, 3)})
         self.cluster.change_rules(
-            operators=prepared.operators,
+            operators=prepared.state.operators,
             shape=shape_of(prepared.plan),
-            gone_sinks=prepared.gone_sinks,
-            checked=prepared.checked,
+            gone_sinks=prepared.targets.gone,
+            checked=prepared.state.checked,
         )
         self.cluster.begin()
 

@@ -151,19 +151,19 @@ class Life:
     def start(self) -> _Cluster:
         """Prepare the job as `holdfast run` does, and take it over."""
         prepared = self._prepared()
-        if prepared.job is not None and prepared.job.finished:
+        if prepared.folder.job is not None and prepared.folder.job.finished:
             raise AssertionError("the job finished in an earlier life")
         plan = replace(
             prepared.plan,
             sinks=tuple(replace(spec, sink=_unhurried(spec.sink)) for spec in prepared.plan.sinks),
         )
-        cluster = _Cluster(plan, 2, self._seed, prepared.store, 1.0, prepared.partitions)
+        cluster = _Cluster(plan, 2, self._seed, prepared.folder.store, 1.0, prepared.inputs.partitions)
         cluster.local = lambda: LocalFolders(Home(self.folder / "local"))
         cluster.limits = Limits(apply_after_idle=0.0, merging=Thresholds(1 << 20, 3))
-        cluster.change_rules(retention=Retention(2, 0, 10), operators=prepared.operators)
+        cluster.change_rules(retention=Retention(2, 0, 10), operators=prepared.state.operators)
         cluster.begin()
-        self._inbox = requests.Inbox(prepared.store)
-        self._store = prepared.store
+        self._inbox = requests.Inbox(prepared.folder.store)
+        self._store = prepared.folder.store
         return cluster
 
     def _prepared(self) -> Prepared:

@@ -133,7 +133,9 @@ def planned(
 
     The last is in seconds; None if it is unknown.
     """
-    from holdfast.runtime.execution.holdings import check_adopted, read_holdings
+    from holdfast.runtime.execution.checks import adoption
+    from holdfast.runtime.execution.checks.ordered import refuse
+    from holdfast.runtime.execution.holdings import read_holdings
     from holdfast.runtime.plan.topic import outputs_of
     from holdfast.runtime.rewind.plan import worked_out
     from holdfast.runtime.rewind.target import target_of, while_it_goes_on
@@ -141,8 +143,9 @@ def planned(
     def made(job: Job) -> tuple[Stored, Completed, dict[str, Any], float | None]:
         base = target_of(stored.repository, job, wanted)
         if plan is not None and adopt:
-            found = read_holdings(job, outputs_of(plan))
-            check_adopted(stored.repository, job, base, outputs_of(plan), found, adopt)
+            outputs = outputs_of(plan)
+            holdings = read_holdings(job, outputs)
+            refuse(adoption.doubtful(stored.repository, job, base, specs=outputs, holdings=holdings, adopt=adopt))
         return (
             replace(stored, job=job),
             base,
@@ -154,6 +157,8 @@ def planned(
 
 def _adopted(stored: Stored, plan: Plan | None, names: list[str]) -> tuple[str, ...]:
     """Return the owners from which the rewind may take targets over. Raises ConfigError."""
+    from holdfast.runtime.execution.checks import adoption
+    from holdfast.runtime.execution.checks.ordered import refuse
     from holdfast.runtime.execution.holdings import adopted_from, read_holdings
     from holdfast.runtime.plan.topic import outputs_of
 
@@ -165,7 +170,9 @@ def _adopted(stored: Stored, plan: Plan | None, names: list[str]) -> tuple[str, 
             "stop the job, and give its file: holdfast rewind JOB.py ... --adopt-targets SINK",
         )
     outputs = outputs_of(plan)
-    return adopted_from(stored.job, outputs, read_holdings(stored.job, outputs), names)
+    holdings = read_holdings(stored.job, outputs)
+    refuse(adoption.refusal(stored.job, outputs, holdings, names))
+    return adopted_from(stored.job, holdings, names)
 
 
 def _apply(
@@ -180,7 +187,8 @@ def _apply(
 ) -> bool:
     """Carry out the plan; return False if the driver that was asked is dead."""
     from holdfast.runtime.driver.master import RewindWanted
-    from holdfast.runtime.execution.admission import refuse_second_run
+    from holdfast.runtime.execution.checks import second_run
+    from holdfast.runtime.execution.checks.ordered import refuse
     from holdfast.runtime.plan.topic import outputs_of
     from holdfast.runtime.rewind.stopped import check_in_time, rewind_stopped
 
@@ -198,7 +206,7 @@ def _apply(
             next_step=f"give the job's file: holdfast rewind JOB.py --to-epoch {base.body.epoch} --apply",
             where=Where(job=job.name),
         )
-    refuse_second_run(stored.store, job, advise)
+    refuse(second_run.refusal(stored.store, job, advise))
     check_in_time(job.name, repairs_s, timeout_s)
     stored = open_job_for_writing(stored)
     store, asked = stored.store, RewindWanted(Epoch(base.body.epoch), True, tuple(accept))

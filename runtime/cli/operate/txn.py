@@ -170,17 +170,15 @@ def _looked(args: argparse.Namespace) -> tuple[Stored, list[Found]]:
 
 def _refuse_running(stored: Stored) -> None:
     """Raise Fenced if a driver runs the job: aborting would fail a delivery that is under way."""
-    from holdfast.runtime.execution.admission import refuse_second_run
+    from holdfast.runtime.execution.checks import second_run
 
-    try:
-        refuse_second_run(stored.store, stored.job, advise)
-    except Fenced as error:
+    if (running := second_run.refusal(stored.store, stored.job, advise)) is not None:
         raise Fenced(
-            error.what,
+            running.what,
             not_done="no transaction was aborted",
             next_step=f"wait: a running job ends what it left open. Or stop it first: holdfast stop {stored.name}",
-            where=error.where,
-        ) from None
+            where=running.where,
+        )
 
 
 def _left(done: Sequence[Found]) -> list[Found]:

@@ -25,9 +25,11 @@ from holdfast.runtime.cli import text
 from holdfast.runtime.cli.start.doctor_cluster import Check
 from holdfast.runtime.cli.start.jobfile import load
 from holdfast.runtime.config.settings import resolve
-from holdfast.runtime.execution.admission import at_a_start, missing_secrets
-from holdfast.runtime.execution.holdings import read_holdings, refuse_rivals
+from holdfast.runtime.execution.checks import rivals, secrets
+from holdfast.runtime.execution.checks.ordered import refuse
+from holdfast.runtime.execution.holdings import read_holdings
 from holdfast.runtime.execution.results import with_places
+from holdfast.runtime.execution.targets import at_a_start
 from holdfast.runtime.job.live import Problem
 from holdfast.runtime.job.status import RECORDS_AT_RISK, STALE_AFTER_MS, records_at_risk
 from holdfast.runtime.job.stored import read_live
@@ -57,7 +59,7 @@ def job(file: str, app: str | None, root: str | None, master: str | None, local:
     built = load(file, app)
     settings = resolve(built, {"root": root, "master": master, "local": local}, os.environ)
     plan = with_places(replace(built.plan(), key_groups=settings.key_groups), settings.root)
-    for error in missing_secrets(plan):
+    for error in secrets.refusals(plan, outputs_of(plan)):
         yield _failed("secret", error)
     for source in plan.sources:
         folder = join(settings.root, plan.app)
@@ -159,5 +161,5 @@ def _sink(spec: SinkSpec, name: str, folder: str) -> str:
     found = sink.probe(spec.schema, spec.upsert_key)
     if spec.sink.traits.exclusive:
         log = Repository(open_objects(folder, writable=False)).read_log()
-        refuse_rivals(name, log, [spec], read_holdings(log, [spec]))
+        refuse(rivals.refusal(name, log, [spec], read_holdings(log, [spec])))
     return found

@@ -6,8 +6,6 @@ import argparse
 import os
 import re
 from collections.abc import Callable, Iterable
-from contextlib import closing
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from holdfast.checkpoint.repository import Repository
@@ -19,9 +17,12 @@ from holdfast.runtime.cli.reporting import advise, print_json
 from holdfast.runtime.cli.start.jobfile import load
 from holdfast.runtime.cli.start.run import add_drop_state, add_job_arguments, flags_of
 from holdfast.runtime.config.settings import Settings, misspelt, resolve
-from holdfast.runtime.execution.prepare import check_settings
-from holdfast.runtime.execution.results import with_places
+from holdfast.runtime.execution.checks import fork_targets, secrets, sources
+from holdfast.runtime.execution.checks.ordered import WITHOUT_STORAGE, pass_all
+from holdfast.runtime.execution.facts import facts_of
+from holdfast.runtime.execution.inputs import look_at
 from holdfast.runtime.plan.memory import container_share
+from holdfast.runtime.plan.topic import outputs_of
 from holdfast.storage.local import LocalObjects
 from holdfast.storage.objects import open_objects
 from holdfast.storage.paths import join
@@ -55,8 +56,9 @@ def handle(args: argparse.Namespace) -> int:
 
     app = load(args.file, args.app)
     settings = resolve(app, flags_of(args), os.environ)
-    plan = with_places(replace(app.plan(), key_groups=settings.key_groups), settings.root)
-    check_settings(plan, settings)
+    facts = facts_of(app.plan(), settings)
+    pass_all(WITHOUT_STORAGE, facts)
+    plan = facts.plan
     repository = Repository(open_objects(join(settings.root, plan.app), writable=False))
     job = repository.read_log()
     manifest = repository.load_manifest(job.completed[-1].body.manifest) if job is not None and job.completed else None
@@ -66,7 +68,7 @@ def handle(args: argparse.Namespace) -> int:
     against = plan_changes.changes(plan, settings, job, manifest, repository.records, given)
     if job is None or not job.finished:  # a finished job does not start again, so nothing can obstruct it
         against["refused"] += obstacles(plan, settings, () if manifest is None else manifest.positions)
-        against["refused"] += mixed_targets(plan, repository)
+        against["refused"] += _as_json(fork_targets.refusals(plan.app, facts.outputs, repository.origins()))
     for warning in (*misspelt(os.environ), *given.advice()):
         advise(f"Warning: {warning}")
     if args.json:
@@ -104,9 +106,6 @@ def obstacles(plan: Plan, settings: Settings, positions: Iterable[SourcePosition
     Args:
         positions: The source positions of the last checkpoint.
     """
-    from holdfast.runtime.execution.admission import check_partitions, missing_secrets
-    from holdfast.runtime.plan.same_source import refuse_other_sources
-
     found, positions = [], tuple(positions)
     store = open_objects(join(settings.root, plan.app), writable=False)
     if isinstance(store, LocalObjects):
@@ -122,25 +121,17 @@ def obstacles(plan: Plan, settings: Settings, positions: Iterable[SourcePosition
     if settings.master is not None and not _MASTER.fullmatch(settings.master):
         what = f"{settings.master!r} is not a Spark master URL"
         found.append({"what": what, "next": "give local[N], spark://HOST:PORT, yarn or k8s://HOST:PORT"})
-    found += [{"what": error.what, "next": error.next_step} for error in missing_secrets(plan)]
+    found += _as_json(secrets.refusals(plan, outputs_of(plan)))
     for spec in plan.sources:
-        try:
-            spec.source.check()
-            if spec.source.traits.copied and not positions:
-                continue  # the first run makes the copy
-            with closing(spec.source.open()) as opened:
-                refuse_other_sources(plan.app, positions, {spec.name: opened})
-                check_partitions(plan, positions, spec.name, opened.partitions())
-        except HoldfastError as error:
-            found.append({"what": error.what, "next": error.next_step})
+        refusal = sources.refusal(spec)
+        if refusal is None and (positions or not spec.source.traits.copied):  # the first run makes the copy
+            refusal = look_at(plan, positions, spec).refusal
+        found += _as_json([] if refusal is None else [refusal])
     return found
 
 
-def mixed_targets(plan: Plan, repository: Repository) -> list[dict[str, str]]:
-    """Return which sinks a run of a fork would refuse, as another job delivers to their targets."""
-    from holdfast.runtime.execution.admission import targets_of_origins
-
-    return [{"what": each.what, "next": each.next_step} for each in targets_of_origins(plan, repository.origins())]
+def _as_json(refusals: Iterable[HoldfastError]) -> list[dict[str, str]]:
+    return [{"what": each.what, "next": each.next_step} for each in refusals]
 
 
 def _settings(settings: Settings, *, every: bool) -> str:

@@ -13,15 +13,14 @@ from typing import Any
 
 from holdfast.checkpoint import joblog
 from holdfast.checkpoint.manifest import Manifest, OperatorState
-from holdfast.errors import ConfigError
 from holdfast.runtime.config.settings import Settings
-from holdfast.runtime.execution.admission import check_sinks
-from holdfast.runtime.execution.uncommitted_writes import check_written_immediately
+from holdfast.runtime.execution.checks import changelog, undelivered, written_immediately
 from holdfast.runtime.operators.contract import is_part
 from holdfast.runtime.plan import identity, shape, shape_changes
 from holdfast.runtime.plan.given_up import GivenUp, given_up, unknown_state
 from holdfast.runtime.plan.kept_state import left_operators, left_state
 from holdfast.runtime.plan.model import Plan
+from holdfast.runtime.plan.topic import outputs_of
 
 STARTS_EMPTY = "it starts empty: its results cover only the records after the checkpoint"
 
@@ -134,8 +133,9 @@ def _compare(
     compared["sinks"] = _names((spec.name for spec in plan.sinks), sinks)
     if manifest.parallelism != settings.parallelism:
         compared["parallelism"] = {"before": manifest.parallelism, "now": settings.parallelism}
-    for check in (lambda: check_sinks(plan, manifest, records), lambda: check_written_immediately(plan, manifest)):
-        compared["refused"] += _refused(check)
+    of_sinks = changelog.refusal(plan, manifest) or undelivered.refusal(plan, outputs_of(plan), manifest, records)
+    for refusal in (of_sinks, written_immediately.refusal(plan, manifest)):
+        compared["refused"] += [] if refusal is None else [{"what": refusal.what, "next": refusal.next_step}]
 
 
 def _compare_state(compared: dict[str, Any], plan: Plan, given: GivenUp, known: Sequence[OperatorState]) -> None:
@@ -169,14 +169,6 @@ def _compare_state(compared: dict[str, Any], plan: Plan, given: GivenUp, known: 
 
 def _change(operator: str, what: str, effect: str) -> dict[str, str]:
     return {"kind": "operator", "name": operator, "what": what, "effect": effect}
-
-
-def _refused(check: Callable[[], object]) -> list[dict[str, str]]:
-    try:
-        check()
-    except ConfigError as error:
-        return [{"what": error.what, "next": error.next_step}]
-    return []
 
 
 def _names(now: Iterable[str], before: Iterable[str]) -> dict[str, list[str]]:

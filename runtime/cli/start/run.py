@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.api.app import App
     from holdfast.runtime.config.settings import Settings
     from holdfast.runtime.execution.executing import Execution, Outcome
+    from holdfast.runtime.execution.facts import Choices
     from holdfast.runtime.execution.metrics_port import MetricsPort
     from holdfast.runtime.execution.prepare import Prepared
     from holdfast.runtime.execution.results import Printer
@@ -222,16 +223,7 @@ def run_app(
     plan = app.plan()
     if not returns:
         refuse_collect(plan)
-    prepared = prepare(
-        plan,
-        settings,
-        args.drop_state,
-        once=args.once,
-        takeover=args.takeover,
-        savepoint=args.savepoint,
-        adopt_targets=args.adopt_targets,
-        note=advise,
-    )
+    prepared = prepare(plan, settings, choices_of(args), advise)
     bound = collected(prepared.plan)
     for name, sink in collected(plan).items():
         sink.follow(bound[name])
@@ -240,7 +232,7 @@ def run_app(
     code = ship_by_value(folder, local=settings.local == "true")
     prepared = replace(prepared, plan=replace(prepared.plan, code=code))
     start, late = _positions(prepared), late_so_far(prepared)
-    tally = Tally(start, prepared.plan.in_bytes(), prepared.until)
+    tally = Tally(start, prepared.plan.in_bytes(), prepared.inputs.until)
     progress = Progress(args.progress, tally)
     printer = Printer(prepared.plan, (sys.stderr if args.json or args.progress == "json" else sys.stdout).write)
     began = time.monotonic()
@@ -258,13 +250,26 @@ def run_app(
     return 0
 
 
+def choices_of(args: argparse.Namespace) -> Choices:
+    """Return what the flags ask of this start."""
+    from holdfast.runtime.execution.facts import Choices
+
+    return Choices(
+        drop_state=args.drop_state,
+        once=args.once,
+        takeover=args.takeover,
+        savepoint=args.savepoint,
+        adopt_targets=args.adopt_targets,
+    )
+
+
 def _with_way_out(prepared: Prepared, outcome: Outcome) -> Outcome:
     """Return the outcome; an error about a damaged object names the checkpoint that can do without it."""
     from holdfast.runtime.job.damage import with_way_out
 
     if outcome.error is None:
         return outcome
-    return replace(outcome, error=with_way_out(prepared.repository, prepared.plan.app, outcome.error))
+    return replace(outcome, error=with_way_out(prepared.folder.repository, prepared.plan.app, outcome.error))
 
 
 def execution_of(settings: Settings, zygote: Zygote | None = None) -> Execution:
@@ -362,7 +367,7 @@ def summary(
             "To run it from the beginning, give it another name or --root"
         )
     how = "ended without a last checkpoint, it can be run again" if outcome.kind == "ended" else outcome.kind
-    epochs = (status.epochs or 0) - (len(prepared.job.completed) if prepared.job is not None else 0)
+    epochs = (status.epochs or 0) - (0 if prepared.folder.job is None else len(prepared.folder.job.completed))
     results = "; ".join(dict.fromkeys(sink.sink.where for sink in plan.sinks))
     return (
         f"{plan.app} {how}: {text.plural(epochs, 'epoch')}, {amount}, "
@@ -383,10 +388,11 @@ def late_so_far(prepared: Prepared) -> Mapping[str, int] | None:
     from holdfast.runtime.job.status import late_of
 
     try:
-        job = prepared.repository.read_log()
+        repository = prepared.folder.repository
+        job = repository.read_log()
         if job is None or not job.completed:
             return None
-        found = late_of(prepared.repository.load_manifest(job.completed[-1].body.manifest))
+        found = late_of(repository.load_manifest(job.completed[-1].body.manifest))
     except (Damaged, Unavailable):
         return None  # the results of the run stand, whether or not they can be counted now
     return None if found is None else found.operators
@@ -433,10 +439,7 @@ def _parsed(program: str, arguments: list[str]) -> argparse.Namespace:
 
 def _positions(prepared: Prepared) -> dict[tuple[str, int], int]:
     """Return where the run begins to read, from the last checkpoint."""
-    if prepared.job is None or not prepared.job.completed:
-        return {}
-    manifest = prepared.repository.load_manifest(prepared.job.completed[-1].body.manifest)
-    return {(at.source, at.partition): at.offset for at in manifest.positions if at.offset >= 0}
+    return {(at.source, at.partition): at.offset for at in prepared.folder.positions if at.offset >= 0}
 
 
 def _state_of(outcome: Outcome) -> str:

@@ -13,7 +13,9 @@ import holdfast as hf
 from holdfast.checkpoint.joblog import Job
 from holdfast.model import Epoch
 from holdfast.runtime.driver.master import RewindWanted
-from holdfast.runtime.execution.holdings import adopted_from, check_adopted, read_holdings
+from holdfast.runtime.execution.checks import adoption
+from holdfast.runtime.execution.checks.ordered import refuse
+from holdfast.runtime.execution.holdings import adopted_from, read_holdings
 from holdfast.runtime.rewind.stopped import rewind_stopped
 from holdfast.runtime.testing.cluster import Cluster
 from tests.unit.runtime.test_owned_targets import AT_THE_COMMIT, Site, outcome
@@ -48,8 +50,8 @@ def go_back(site: Site, epoch: int) -> None:
     job, plan, repository = started
     found = read_holdings(job, plan.sinks)
     to = next(each for each in job.completed if each.body.epoch == epoch)
-    check_adopted(repository, job, to, plan.sinks, found, ["copy"])
-    adopted = adopted_from(job, plan.sinks, found, ["copy"])
+    refuse(adoption.doubtful(repository, job, to, specs=plan.sinks, holdings=found, adopt=["copy"]))
+    adopted = adopted_from(job, found, ["copy"])
     rewind_stopped(repository, job, RewindWanted(Epoch(epoch), True), plan.sinks, 60.0, lambda _reported: None, adopted)
 
 

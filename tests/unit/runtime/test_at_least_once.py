@@ -16,8 +16,8 @@ import holdfast as hf
 from holdfast.checkpoint.manifest import Confirmed, Manifest
 from holdfast.errors import ConfigError
 from holdfast.model import Epoch, Generation, JobUuid, Subtask, Tag, Timeline, Writer
-from holdfast.runtime.execution.uncommitted_writes import check_written_immediately
-from holdfast.runtime.microbatch.layers import refuse_what_needs_workers
+from holdfast.runtime.execution.checks import microbatch, written_immediately
+from holdfast.runtime.execution.checks.ordered import refuse
 from holdfast.runtime.plan.compiler import render
 from holdfast.runtime.plan.immediate import is_immediate, not_to_grow
 from holdfast.runtime.plan.model import Plan
@@ -221,7 +221,7 @@ class TestPlan:
 
     def test_microbatch_mode_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="is written immediately") as caught:
-            refuse_what_needs_workers(self.plan(tmp_path))
+            refuse(microbatch.refusal(self.plan(tmp_path)))
         assert "leave delivery= out" in caught.value.next_step
 
     def test_a_sink_that_was_delivered_at_the_commit_needs_another_name(self, tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ class TestPlan:
         sources = (JobUuid("a"), Generation(1), Timeline(1), Epoch(3), Epoch(2), 1, 128)
         before = Manifest(*sources, positions=(), state=(), pending=(), confirmed=done, operators=())
         with pytest.raises(ConfigError, match="sink 'counts' was written at each commit until now"):
-            check_written_immediately(self.plan(tmp_path), before)
+            refuse(written_immediately.refusal(self.plan(tmp_path), before))
 
     def test_a_stream_that_replaces_rows_needs_a_key(self, tmp_path: Path) -> None:
         app = hf.App("words")

@@ -33,7 +33,8 @@ from holdfast.errors import ConfigError, Damaged, ErrorReport, Fenced, Unavailab
 from holdfast.model import CHANGELOG, Generation, Subtask, Tag, WorkerId, Writer
 from holdfast.runtime.cli.operate.verify import verify_all
 from holdfast.runtime.config.settings import CONTINUOUS, MICROBATCH
-from holdfast.runtime.execution.admission import check_changelog
+from holdfast.runtime.execution.checks import changelog
+from holdfast.runtime.execution.checks.ordered import refuse
 from holdfast.runtime.inspect import topic
 from holdfast.runtime.inspect.reading import reading_of
 from holdfast.runtime.job.status import of_run
@@ -715,16 +716,16 @@ class TestStarts:
         job.settle()
         with_topic = job.manifest()
         in_root = msgspec.structs.replace(with_topic, changelog=msgspec.UNSET)
-        check_changelog(job.plan, with_topic)
-        check_changelog(replace(job.plan, changelog=ROOT), in_root)
+        refuse(changelog.refusal(job.plan, with_topic))
+        refuse(changelog.refusal(replace(job.plan, changelog=ROOT), in_root))
         with pytest.raises(
             ConfigError, match=r"its changelog in the root, but the state of epoch \d+ is in log .*/change"
         ):
-            check_changelog(replace(job.plan, changelog=ROOT), with_topic)
+            refuse(changelog.refusal(replace(job.plan, changelog=ROOT), with_topic))
         with pytest.raises(
             ConfigError, match=r"its changelog in log .*/changelog, but the state of epoch \d+ is in the"
         ):
-            check_changelog(job.plan, in_root)
+            refuse(changelog.refusal(job.plan, in_root))
 
     def test_after_the_topic_lost_what_was_delivered_end_with_the_reason(self, tmp_path: Path) -> None:
         job = Job(tmp_path, CONTINUOUS)

@@ -57,8 +57,8 @@ class InThisProcess:
     def run(self, prepared: Prepared, ports: Ports) -> Outcome:
         """See Execution.run."""
         ports.note("running here")
-        cluster = Cluster(prepared.plan, 2, 0, prepared.store, 1.0, prepared.partitions)
-        publisher = Publisher("here", "me", prepared, lambda _: ImmediateLane(), Inbox(prepared.store))
+        cluster = Cluster(prepared.plan, 2, 0, prepared.folder.store, 1.0, prepared.inputs.partitions)
+        publisher = Publisher("here", "me", prepared, lambda _: ImmediateLane(), Inbox(prepared.folder.store))
         cluster.begin()
         cluster.pass_time(3)
         ports.update(publisher.publish(cluster.driver, 1_000_000))
@@ -101,7 +101,7 @@ class TestAnExecution:
         assert (outcome.kind, outcome.error, outcome.status.state) == ("finished", None, "finished")
         assert reported.notes == ["running here"]
         assert [each.mode for each in reported.statuses] == ["here"]
-        assert understood(job.store.get("live.json")) == outcome.status
+        assert understood(job.folder.store.get("live.json")) == outcome.status
 
     def test_is_not_reached_by_a_job_that_has_finished(self, app: hf.App) -> None:
         execute(prepared(app), InThisProcess(), Reported())
@@ -155,10 +155,10 @@ class Full:
 
 class TestAPublisher:
     def publisher(self, job: Prepared) -> tuple[Publisher, Cluster]:
-        cluster = Cluster(job.plan, 2, 0, job.store, 1.0, job.partitions)
+        cluster = Cluster(job.plan, 2, 0, job.folder.store, 1.0, job.inputs.partitions)
         cluster.begin()
         cluster.pass_time(3)
-        return Publisher("here", "me", job, lambda _: ImmediateLane(), Inbox(job.store)), cluster
+        return Publisher("here", "me", job, lambda _: ImmediateLane(), Inbox(job.folder.store)), cluster
 
     def test_reports_a_root_that_refused_the_last_status(self, app: hf.App) -> None:
         job = prepared(app)
@@ -171,7 +171,7 @@ class TestAPublisher:
         job = prepared(app)
         publisher, cluster = self.publisher(job)
         publisher.publish(cluster.driver, 1_000_000)
-        before = job.store.get("live.json")
+        before = job.folder.store.get("live.json")
         cluster.driver.outcome = "fenced", None
         publisher.publish(cluster.driver, 2_000_000)
-        assert job.store.get("live.json") == before
+        assert job.folder.store.get("live.json") == before

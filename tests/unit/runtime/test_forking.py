@@ -30,7 +30,8 @@ from holdfast.model import JobUuid, Tag
 from holdfast.ports import ObjectStore
 from holdfast.runtime.cli.operate.events import events_of
 from holdfast.runtime.config.settings import CONTINUOUS, MICROBATCH
-from holdfast.runtime.execution.admission import check_changelog
+from holdfast.runtime.execution.checks import changelog
+from holdfast.runtime.execution.checks.ordered import refuse
 from holdfast.runtime.fork.forking import ATTEMPTS_MAX, Fork, check_new, fork
 from holdfast.runtime.job.stored import Stored, checkpoint_of
 from holdfast.runtime.plan.topic import outputs_of
@@ -547,10 +548,10 @@ class TestTwoAttempts:
 class TestStarts:
     def test_keep_the_state_of_a_fork_in_the_root(self, resting: Running) -> None:
         trial = resting.forked()
-        check_changelog(trial.plan, trial.manifest())
+        refuse(changelog.refusal(trial.plan, trial.manifest()))
         with_topic = Running("trial", resting.given, resting.mode, trial.store, topic=True)
         with pytest.raises(ConfigError, match=r"its changelog in log .*, but the state of epoch \d+ is in the root"):
-            check_changelog(with_topic.plan, trial.manifest())
+            refuse(changelog.refusal(with_topic.plan, trial.manifest()))
 
     def test_are_events_after_the_fork_also_once_the_log_starts_over(self, tmp_path: Path) -> None:
         first = Running("first", Input(tmp_path), CONTINUOUS, MemoryObjects()).begin()

@@ -47,7 +47,7 @@ class Job:
         rows = app.source("rows", hf.Log(folder / "rows", declared), event_time="at" if declared else None)
         rows.filter(lambda row: row.n >= 0).sink("out", hf.Log(self.out))
         started = prepare(app.plan(), resolve(app))
-        self.cluster = Cluster(started.plan, 2, 0, started.store, 1.0, started.partitions)
+        self.cluster = Cluster(started.plan, 2, 0, started.folder.store, 1.0, started.inputs.partitions)
         self.cluster.begin()
         self.cluster.pass_time(3)
 

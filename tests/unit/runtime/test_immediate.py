@@ -19,6 +19,7 @@ import holdfast as hf
 from holdfast.errors import Fenced
 from holdfast.model import Epoch, Generation, JobUuid, SnapshotHandle, SourcePosition, Subtask, Timeline
 from holdfast.runtime.config.settings import resolve
+from holdfast.runtime.execution.facts import Choices
 from holdfast.runtime.execution.prepare import Prepared, prepare
 from holdfast.runtime.plan.immediate import immediate_sink
 from holdfast.runtime.rows.schema import schema_of
@@ -224,11 +225,11 @@ class TestChangedCode:
         if not (folder / "input").exists():
             create_log(LocalObjects(folder / "input"), schema_of(Seen), PARTITIONS)
         app = app_of(folder, **changed)
-        return prepare(app.plan(), resolve(app), takeover=True)
+        return prepare(app.plan(), resolve(app), Choices(takeover=True))
 
     def run(self, folder: Path, rows: int, stop: bool, prepared: Prepared | None = None) -> None:
         prepared = prepared or self.begin(folder)
-        cluster = Cluster(prepared.plan, 1, 0, prepared.store, 1.0, prepared.partitions)
+        cluster = Cluster(prepared.plan, 1, 0, prepared.folder.store, 1.0, prepared.inputs.partitions)
         cluster.begin()
         cluster.settle()
         while not cluster.driver.state.job.completed:
@@ -269,7 +270,7 @@ class TestChangedCode:
         with pytest.raises(hf.ConfigError, match="at each commit until now, and would now be written immediately"):
             self.begin(tmp_path)
         [spec] = app_of(tmp_path).plan().sinks
-        job = prepare(app.plan(), resolve(app), takeover=True).job
+        job = prepare(app.plan(), resolve(app), Choices(takeover=True)).folder.job
         sink = owned(spec.sink)
         assert job is not None and sink is not None
         with pytest.raises(
@@ -285,7 +286,7 @@ class TestChangedCode:
         with pytest.raises(
             hf.ConfigError, match="was written immediately until now, and would be written at each commit"
         ):
-            prepare(app.plan(), resolve(app), takeover=True)
+            prepare(app.plan(), resolve(app), Choices(takeover=True))
 
 
 class TestATargetThatDoesNotAnswer:

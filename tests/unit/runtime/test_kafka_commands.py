@@ -56,7 +56,7 @@ def run(file: Path, end: int = 2) -> Cluster:
     """Run the job until it has read everything."""
     app = load(str(file))
     prepared = prepare(app.plan(), resolve(app))
-    cluster = Cluster(prepared.plan, 1, 0, prepared.store, 1.0, prepared.partitions)
+    cluster = Cluster(prepared.plan, 1, 0, prepared.folder.store, 1.0, prepared.inputs.partitions)
     cluster.begin()
 
     def read() -> bool:

@@ -19,6 +19,7 @@ from patience import wait
 from holdfast.runtime.cli.main import main
 from holdfast.runtime.cli.start.jobfile import load
 from holdfast.runtime.config.settings import CONTINUOUS, MODES, resolve
+from holdfast.runtime.execution.facts import Choices
 from holdfast.runtime.execution.prepare import Prepared, prepare
 from holdfast.runtime.testing.cluster import Cluster
 
@@ -62,13 +63,13 @@ class Site:
 
     def prepare(self, name: str = "words", **options: Any) -> Prepared:
         app = load(self.file(name))
-        return prepare(app.plan(), resolve(app), takeover=True, **options)
+        return prepare(app.plan(), resolve(app), Choices(takeover=True, **options))
 
     def start(self, prepared: Prepared | None = None, mode: str = CONTINUOUS) -> Cluster:
         given = self.prepare() if prepared is None else prepared
-        cluster = Cluster(given.plan, 1, 0, given.store, 1.0, given.partitions, mode)
-        if given.until is not None:
-            cluster.change_rules(until=given.until)
+        cluster = Cluster(given.plan, 1, 0, given.folder.store, 1.0, given.inputs.partitions, mode)
+        if given.inputs.until is not None:
+            cluster.change_rules(until=given.inputs.until)
         cluster.begin()
         return cluster
 
@@ -184,7 +185,7 @@ def test_once_ends_though_a_topic_is_deleted_before_it_is_read_to_its_end(
     site.kafka.topic(1, gone := site.topic("b"))
     site.say("a1", "b1", "b2")
     prepared = site.prepare(once=True)
-    assert prepared.until == {"rows": {0: 1, 1: 2}}
+    assert prepared.inputs.until == {"rows": {0: 1, 1: 2}}
     site.delete(gone)
     site.ends(site.start(prepared, mode))
     assert site.rows() == ["a1"]

@@ -15,7 +15,8 @@ from holdfast.checkpoint.joblog import Job, Record, SavepointNamed
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.errors import ConfigError
 from holdfast.model import Epoch, Generation, WorkerId
-from holdfast.runtime.execution.admission import check_from
+from holdfast.runtime.execution.checks import savepoint
+from holdfast.runtime.execution.checks.ordered import refuse
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.testing.driver import TestDriver
 from holdfast.state.keys.keygroups import range_of
@@ -204,7 +205,7 @@ class TestLongHistory:
                 life.epoch()
             assert life.driver.cluster.repository.records()[0].seq > 60
             life.name_last("last")
-            check_from("orders", life.job, "last")
+            refuse(savepoint.refusal("orders", life.job, "last"))
             life.start_again(2)
             assert life.job.starts[-1].base_epoch == life.epoch_of("last")
             life.epoch()
@@ -218,4 +219,4 @@ class TestLongHistory:
             for _ in range(60):
                 life.epoch()
             with pytest.raises(ConfigError, match="has moved on since"):
-                check_from("orders", life.job, "early")
+                refuse(savepoint.refusal("orders", life.job, "early"))

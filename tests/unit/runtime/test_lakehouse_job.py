@@ -13,11 +13,13 @@ import pytest
 from delta_tables import FolderTable
 from iceberg_tables import FolderCatalog
 from played_jobs import WordsJob, totals_of
+from start_facts import facts_of_targets
 
 from holdfast.errors import Damaged
 from holdfast.runtime.config.settings import MODES
 from holdfast.runtime.driver.repair import unrepairable
-from holdfast.runtime.execution.holdings import check_targets
+from holdfast.runtime.execution.checks import holdings
+from holdfast.runtime.execution.checks.ordered import refuse
 
 LATE = 8
 """The least number in a row of the table of late ones."""
@@ -37,7 +39,7 @@ class Job(WordsJob):
         repository, job = self.cluster.repository, self.cluster.repository.read_log()
         assert job is not None
         with pytest.raises(Damaged) as caught:
-            check_targets(repository, job, self.plan.sinks, ())
+            refuse(holdings.check(facts_of_targets(repository, job, self.plan.sinks)))
         return caught.value
 
     def shows(self) -> bool:

@@ -17,8 +17,10 @@ import pytest
 
 import holdfast as hf
 from holdfast.runtime.cli.main import main
+from holdfast.runtime.execution.checks import own_root
+from holdfast.runtime.execution.checks.ordered import refuse
 from holdfast.runtime.plan.model import Plan
-from holdfast.runtime.plan.targets import reads_target, refuse_own_root
+from holdfast.runtime.plan.targets import reads_target
 from holdfast.runtime.rows.schema import schema_of
 from holdfast.storage.log.log import create_log
 from holdfast.storage.objects import LocalObjects
@@ -121,14 +123,14 @@ class TestRoot:
     def test_below_the_folder_of_a_source_is_refused(self, read: str, root: str) -> None:
         plan = planned(read, hf.Files("/out"))
         with pytest.raises(hf.ConfigError, match="and so also the files of the job itself") as refusal:
-            refuse_own_root(plan, root)
+            refuse(own_root.refusal(plan, root))
         assert refusal.value.exit_status == 2
 
     @pytest.mark.parametrize(
         ("read", "root"), [("/data", "/data/.holdfast"), ("/data/in", "/data"), ("/data", "/root")]
     )
     def test_that_no_source_reads_is_accepted(self, read: str, root: str) -> None:
-        refuse_own_root(planned(read, hf.Files("/out")), root)
+        refuse(own_root.refusal(planned(read, hf.Files("/out")), root))
 
 
 def refused(source: Any, sink: Any, *, as_table: bool = False) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from logged import rows_in
+from start_facts import facts_of_targets
 
 import holdfast as hf
 from holdfast.checkpoint import joblog
@@ -24,7 +25,11 @@ from holdfast.checkpoint.timeline import Rewind
 from holdfast.model import Epoch, Generation, JobUuid, ObjectRef, Tag, Timeline
 from holdfast.runtime.config.settings import resolve
 from holdfast.runtime.driver.master import RewindWanted
-from holdfast.runtime.execution.holdings import adopted_from, beyond, check_targets, lost_rows, read_holdings
+from holdfast.runtime.execution.checks import adoption, holdings
+from holdfast.runtime.execution.checks.holdings import beyond, lost_rows
+from holdfast.runtime.execution.checks.ordered import refuse
+from holdfast.runtime.execution.facts import Choices
+from holdfast.runtime.execution.holdings import adopted_from, read_holdings
 from holdfast.runtime.execution.prepare import Prepared, prepare
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.plan.immediate import is_immediate
@@ -70,13 +75,13 @@ class Site:
         given: dict[str, Any] = {"adopt_targets": adopt} if adopt else {}
         plan = app.plan()
         assert is_immediate(plan.sinks[0]) == (self.kind == "sqlite immediate")
-        return prepare(plan, resolve(app), takeover=True, **given)
+        return prepare(plan, resolve(app), Choices(takeover=True, **given))
 
     def start(self, root: str = "root", adopt: Sequence[str] = ()) -> Cluster:
         started = self.prepare(root, adopt)
         self._started += 1  # the seed: every driver has its own token
-        cluster = Cluster(started.plan, 1, self._started, started.store, 1.0, started.partitions)
-        cluster.change_rules(adopted=started.adopted)
+        cluster = Cluster(started.plan, 1, self._started, started.folder.store, 1.0, started.inputs.partitions)
+        cluster.change_rules(adopted=started.targets.adopted)
         cluster.begin()
         cluster.settle()
         return cluster
@@ -85,10 +90,10 @@ class Site:
         """Start as if no target were reachable when the start compares them."""
         app = self.app(root)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("holdfast.runtime.execution.prepare.check_targets", lambda *_args: ())
-            started = prepare(app.plan(), resolve(app), takeover=True)
+            patch.setattr("holdfast.runtime.execution.prepare.OF_TARGETS", ())
+            started = prepare(app.plan(), resolve(app), Choices(takeover=True))
         self._started += 1
-        cluster = Cluster(started.plan, 1, self._started, started.store, 1.0, started.partitions)
+        cluster = Cluster(started.plan, 1, self._started, started.folder.store, 1.0, started.inputs.partitions)
         cluster.begin()
         cluster.settle()
         return cluster
@@ -109,7 +114,7 @@ class Site:
     def rewind(self) -> None:
         """Take the root back to its newest checkpoint as `holdfast rewind --adopt-targets copy` does."""
         job, plan, repository = self.prepare_for_rewind()
-        adopted = adopted_from(job, plan.sinks, read_holdings(job, plan.sinks), ["copy"])
+        adopted = adopted_from(job, read_holdings(job, plan.sinks), ["copy"])
         rewind_stopped(
             repository, job, RewindWanted(job.base_epoch, True), plan.sinks, 60.0, lambda _reported: None, adopted
         )
@@ -289,19 +294,20 @@ class TestHoldings:
     """Decisions of a start from a target's owner and tags."""
 
     def test_a_named_sink_is_taken_over_from_its_owner(self) -> None:
-        adopted = adopted_from(JOB, SPECS, {"out": Holding(Held("other", Generation(9)), None)}, ["out"])
+        adopted = adopted_from(JOB, {"out": Holding(Held("other", Generation(9)), None)}, ["out"])
         assert adopted == ("other",)
 
     def test_an_owner_in_the_job_log_needs_no_adoption(self) -> None:
-        assert adopted_from(JOB, SPECS, {"out": Holding(Held("second", Generation(2)), None)}, ["out"]) == ()
+        assert adopted_from(JOB, {"out": Holding(Held("second", Generation(2)), None)}, ["out"]) == ()
 
     def test_an_unknown_sink_is_refused(self) -> None:
         with pytest.raises(hf.ConfigError, match="no sink of this name"):
-            adopted_from(JOB, SPECS, {}, ["elsewhere"])
+            refuse(adoption.refusal(JOB, SPECS, {}, ["elsewhere"]))
 
     def test_a_target_on_a_timeline_that_the_log_has_not_reached_is_not_taken_over(self) -> None:
         with pytest.raises(hf.Damaged, match="timeline 3"):
-            adopted_from(JOB, SPECS, {"out": Holding(Held("other", Generation(9)), tag(300, 3))}, ["out"])
+            ahead = {"out": Holding(Held("other", Generation(9)), tag(300, 3))}
+            refuse(adoption.refusal(JOB, SPECS, ahead, ["out"]))
 
     @pytest.mark.parametrize(
         ("newest", "refused"),
@@ -368,7 +374,7 @@ class TestLogAtAStart:
         )
         sink.take_over("j", "out", Claim("second", Generation(1)))
         spec = SinkSpec("out", sink, 0, schema_of(Said), None)
-        assert check_targets(repository, stale, [spec], ()) == ()
+        assert holdings.check(facts_of_targets(repository, stale, [spec])) is None
 
 
 class TestLogCutShort:

@@ -20,7 +20,8 @@ from holdfast.errors import ConfigError, NotAdmitted, Unavailable
 from holdfast.model import Epoch, Generation, JobUuid, ObjectRef, Timeline
 from holdfast.runtime.cli.start.plan import obstacles
 from holdfast.runtime.config.settings import resolve
-from holdfast.runtime.execution import admission
+from holdfast.runtime.execution import targets
+from holdfast.runtime.execution.checks.undelivered import delivered_through
 from holdfast.runtime.execution.prepare import prepare
 from holdfast.runtime.plan.compiler import describe, render
 from holdfast.runtime.plan.model import SinkSpec
@@ -42,16 +43,16 @@ class TestLockedTarget:
         with closing(sqlite3.connect(tmp_path / "out.db", isolation_level=None)) as other:
             other.execute("BEGIN EXCLUSIVE")
             with pytest.raises(Unavailable) as caught:
-                admission.prepare_sink(self.spec(tmp_path / "out.db"), None)
+                targets.create_target(self.spec(tmp_path / "out.db"), None)
         assert caught.value.not_done == "the job was not started"
 
     def test_does_not_fail_a_job_that_has_used_it_before(self, tmp_path: Path) -> None:
         """P24: processing does not wait for a target, each writer's delivery does."""
         spec = self.spec(tmp_path / "out.db")
-        admission.prepare_sink(spec, None)
+        targets.create_target(spec, None)
         with closing(sqlite3.connect(tmp_path / "out.db", isolation_level=None)) as other:
             other.execute("BEGIN EXCLUSIVE")
-            admission.prepare_sink(spec, USED)
+            targets.create_target(spec, USED)
 
 
 class TestTargetThatDoesNotAdmitTheUser:
@@ -63,12 +64,12 @@ class TestTargetThatDoesNotAdmitTheUser:
     def test_fails_a_job_that_never_used_it_as_wrongly_configured(self) -> None:
         for job in (None, NEW):
             with pytest.raises(ConfigError, match="^not this user") as caught:
-                admission.prepare_sink(self.spec(), job)
+                targets.create_target(self.spec(), job)
             assert (caught.value.exit_status, caught.value.next_step) == (2, "ask the administrator")
             assert caught.value.not_done == "the job was not started"
 
     def test_does_not_fail_a_job_that_has_used_it_before(self) -> None:
-        admission.prepare_sink(self.spec(), USED)
+        targets.create_target(self.spec(), USED)
 
 
 class Refusing:
@@ -83,11 +84,11 @@ class Refusing:
 class TestUnreachableTarget:
     @pytest.mark.parametrize(
         ("said", "told"),
-        [("no action needed: delivery retries", admission.AGAIN), ("raise maxmemory", "raise maxmemory")],
+        [("no action needed: delivery retries", targets.AGAIN), ("raise maxmemory", "raise maxmemory")],
         ids=["by itself", "by the reader"],
     )
     def test_promises_no_retry_at_a_first_start(self, said: str, told: str) -> None:
-        seen = admission.at_a_start(Unavailable("away", not_done="it is not known", next_step=said))
+        seen = targets.at_a_start(Unavailable("away", not_done="it is not known", next_step=said))
         assert type(seen) is Unavailable
         assert (seen.what, seen.not_done, seen.next_step) == ("away", "the job was not started", told)
 
@@ -158,7 +159,7 @@ class TestAllDelivered:
             joblog.Record(seq, JobUuid("job"), Generation(1), Timeline(1), "owner", 0, body)
             for seq, body in enumerate(bodies, 1)
         ]
-        return admission.delivered_through(records, Epoch(7))
+        return delivered_through(records, Epoch(7))
 
     def test_is_true_after_a_stop_at_the_checkpoint(self) -> None:
         assert self.reported(self.START, self.completed(7), self.STOP)

@@ -237,7 +237,7 @@ class TestStartOfAJob:
         return prepare(app.plan(), resolve(app))
 
     def run_one_epoch(self, started: Prepared) -> None:
-        cluster = Cluster(started.plan, 1, 0, started.store, 1.0, started.partitions)
+        cluster = Cluster(started.plan, 1, 0, started.folder.store, 1.0, started.inputs.partitions)
         cluster.begin()
         cluster.settle()
         while not cluster.driver.state.confirmed:
@@ -251,7 +251,7 @@ class TestStartOfAJob:
 
     def test_a_resumed_job_accepts_its_own_rows(self, tmp_path: Path) -> None:
         self.run_one_epoch(self.start(tmp_path, "root"))
-        assert self.start(tmp_path, "root").job is not None
+        assert self.start(tmp_path, "root").folder.job is not None
 
     def test_a_job_that_was_deleted_and_recreated_is_refused(self, tmp_path: Path) -> None:
         self.run_one_epoch(self.start(tmp_path, "root"))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from start_facts import folder_of
+
 import holdfast as hf
-from holdfast.model import Generation
+from holdfast.runtime.config.settings import resolve
 from holdfast.runtime.execution.asking import Asking
+from holdfast.runtime.execution.prepare import Prepared
 from holdfast.runtime.job.requests import Inbox, answer_to, ask
 from holdfast.runtime.testing.lanes import InlineLanes
 from holdfast.storage.objects import MemoryObjects
@@ -34,9 +37,9 @@ class Played:
         self.epoch = driver.checkpoint()
         cluster = driver.cluster
         self.inbox, job = Inbox(self.store), cluster.driver.state.job
-        self.asking = Asking(
-            self.inbox, cluster.driver, self._lanes.lane, cluster.repository, cluster._plan, (), Generation(1)
-        )
+        plan, folder = cluster._plan, folder_of(cluster.repository, None)
+        prepared = Prepared(plan, resolve(hot()), plan.sinks, folder)
+        self.asking = Asking(self.inbox, cluster.driver, self._lanes.lane, prepared)
         self.generation, self.timeline = job.generation, job.timeline
 
     def rewind(self, generation: int, *accept: str) -> str:

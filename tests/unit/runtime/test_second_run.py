@@ -11,7 +11,8 @@ import pytest
 from holdfast.checkpoint import joblog
 from holdfast.errors import Fenced
 from holdfast.model import JobUuid
-from holdfast.runtime.execution.admission import refuse_second_run
+from holdfast.runtime.execution.checks.ordered import refuse
+from holdfast.runtime.execution.checks.second_run import refusal
 from holdfast.runtime.job import status
 from holdfast.runtime.job.live import understood
 from holdfast.runtime.wire.presence import myself
@@ -44,7 +45,7 @@ class Watch:
             self.write()
 
     def refuse(self) -> None:
-        refuse_second_run(self.store, JOB, self.notes.append, lambda: self.now, self.sleep)
+        refuse(refusal(self.store, JOB, self.notes.append, lambda: self.now, self.sleep))
 
 
 class TestLiveJsonFromTheFuture:

@@ -13,11 +13,12 @@ from holdfast.errors import Unavailable
 from holdfast.ports import ObjectStore
 from holdfast.runtime.cli.start import run
 from holdfast.runtime.cli.start.plan import default_memory
+from holdfast.runtime.execution.checks.ordered import refuse
 from holdfast.runtime.operators.aggregates.aggregate import AggregateOperator
 from holdfast.runtime.operators.contract import KeyGroups
 from holdfast.runtime.operators.process.operator import ProcessOperator
 from holdfast.runtime.plan.compiler import Plan
-from holdfast.runtime.plan.memory import MIB, Budget, channel_bytes, check_state_memory, container_share, least
+from holdfast.runtime.plan.memory import MIB, Budget, channel_bytes, container_share, least, too_little_memory
 from holdfast.runtime.processes import memory
 from holdfast.runtime.processes.memory import MemorySettings, budget_of, default_state_memory, memory_settings
 from holdfast.runtime.worker.fragment import FragmentRuntime
@@ -60,14 +61,14 @@ class TestBudget:
             assert Budget(needed, channel_bytes(plan(), parallelism, 8 * MIB)).tables >= 16 * MIB
 
     def test_below_what_the_plan_needs_is_refused_with_the_number(self) -> None:
-        check_state_memory(plan(), None, 2, 8 * MIB)
-        check_state_memory(plan(), 80 * MIB, 2, 8 * MIB)
+        refuse(too_little_memory(plan(), None, 2, 8 * MIB))
+        refuse(too_little_memory(plan(), 80 * MIB, 2, 8 * MIB))
         with pytest.raises(hf.ConfigError, match="state_memory is 79MiB, and every worker .* at least 80MiB"):
-            check_state_memory(plan(), 79 * MIB, 2, 8 * MIB)
+            refuse(too_little_memory(plan(), 79 * MIB, 2, 8 * MIB))
 
     def test_of_a_task_is_refused_without_a_word_about_channels(self) -> None:
         with pytest.raises(hf.ConfigError, match="needs at least 64MiB: 64MiB for 1 tables and buffers") as error:
-            check_state_memory(plan(), 63 * MIB, 1, 0)
+            refuse(too_little_memory(plan(), 63 * MIB, 1, 0))
         assert error.value.next_step == "set state_memory to at least 64MiB"
 
     def test_by_default_gives_channels_of_a_wide_job_no_more_than_a_quarter(
@@ -80,7 +81,7 @@ class TestBudget:
 
     def test_counts_what_waits_in_channels(self) -> None:
         with pytest.raises(hf.ConfigError, match="1,264MiB: 1,200MiB for what waits in channels"):
-            check_state_memory(plan(), 80 * MIB, 4, 200 * MIB)
+            refuse(too_little_memory(plan(), 80 * MIB, 4, 200 * MIB))
 
 
 class TestDefault:

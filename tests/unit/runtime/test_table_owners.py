@@ -60,7 +60,7 @@ class Jobs(Site):
     def start_unchecked(self, root: str) -> Cluster:
         """Start as if the target were unreachable when the start compares owners."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("holdfast.runtime.execution.prepare.check_first_targets", lambda *_args: ())
+            patch.setattr("holdfast.runtime.execution.prepare.OF_TARGETS", ())
             return self.start(root)
 
     def owner(self) -> str:
@@ -169,7 +169,7 @@ class TestTableWithAKey:
         job, plan, _ = keyed.prepare_for_rewind()
         holdings = read_holdings(job, plan.sinks)
         assert holdings["copy"].rival is not None
-        assert adopted_from(job, plan.sinks, holdings, ["copy"]) != ()
+        assert adopted_from(job, holdings, ["copy"]) != ()
         keyed.rewind()
         keyed.say(second)
         assert is_fenced(second)

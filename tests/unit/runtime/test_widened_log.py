@@ -20,6 +20,7 @@ from holdfast.runtime.audit import checks, reading
 from holdfast.runtime.cli.operate.events import events_of
 from holdfast.runtime.cli.start.plan import obstacles
 from holdfast.runtime.config.settings import resolve
+from holdfast.runtime.execution.facts import Choices
 from holdfast.runtime.execution.prepare import Prepared, prepare
 from holdfast.runtime.job import status
 from holdfast.runtime.job.explain import findings
@@ -49,10 +50,10 @@ class Job:
     def start(self, **options: Any) -> Cluster:
         """Prepare a run as the command does, and start it."""
         app = self.app()
-        self.started = started = prepare(app.plan(), resolve(app), **options)
-        self.cluster = Cluster(started.plan, self.parallelism, 0, started.store, 1.0, started.partitions)
-        if started.until is not None:
-            self.cluster.change_rules(until=started.until)
+        self.started = started = prepare(app.plan(), resolve(app), Choices(**options))
+        self.cluster = Cluster(started.plan, self.parallelism, 0, started.folder.store, 1.0, started.inputs.partitions)
+        if started.inputs.until is not None:
+            self.cluster.change_rules(until=started.inputs.until)
         self.cluster.begin()
         self.cluster.pass_time(3)
         return self.cluster
@@ -137,12 +138,12 @@ class TestLogWithAddedPartitions:
     def test_after_the_start_of_a_run_to_fixed_ends_is_left_to_the_next_run(self, job: Job) -> None:
         job.append(0, 1)
         app = job.app()
-        job.started = prepare(app.plan(), resolve(app), once=True)
+        job.started = prepare(app.plan(), resolve(app), Choices(once=True))
         job.log.widen(3)
         job.append(2, 2)
         job.log.seal()
-        job.cluster = Cluster(job.started.plan, 2, 0, job.started.store, 1.0, job.started.partitions)
-        job.cluster.change_rules(until=job.started.until)
+        job.cluster = Cluster(job.started.plan, 2, 0, job.started.folder.store, 1.0, job.started.inputs.partitions)
+        job.cluster.change_rules(until=job.started.inputs.until)
         job.cluster.begin()
         assert job.ended() == "stopped" and job.rows() == [1]
         job.start(once=True)
@@ -305,7 +306,7 @@ def test_a_sink_keeps_writing_to_a_log_with_added_partitions(tmp_path: Path) -> 
 def test_discovery_can_be_turned_off(job: Job) -> None:
     app = job.app()
     job.started = prepare(app.plan(), resolve(app))
-    job.cluster = Cluster(job.started.plan, 2, 0, job.started.store, 1.0, job.started.partitions)
+    job.cluster = Cluster(job.started.plan, 2, 0, job.started.folder.store, 1.0, job.started.inputs.partitions)
     job.cluster.rules = replace(job.cluster.rules, discover_every=0.0)
     job.cluster.change_rules()
     job.cluster.begin()

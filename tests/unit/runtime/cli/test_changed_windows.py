@@ -12,6 +12,7 @@ import pytest
 
 from holdfast.runtime.cli.start.jobfile import load
 from holdfast.runtime.config.settings import resolve
+from holdfast.runtime.execution.facts import Choices
 from holdfast.runtime.execution.prepare import prepare
 from holdfast.runtime.testing.cluster import Cluster
 from holdfast.storage.log.log import LogWriter, create_log
@@ -54,9 +55,9 @@ class Rides:
         file = self.folder / "job.py"
         file.write_text(CODE.format(folder=str(self.folder), size=size, lateness=lateness, emit=emit))
         app = load(str(file))
-        prepared = prepare(app.plan(), resolve(app), drop)
+        prepared = prepare(app.plan(), resolve(app), Choices(drop))
         cluster = Cluster(prepared.plan, 2, 0, self.store, 1.0, {"rides": (0,)})
-        cluster.change_rules(operators=prepared.operators)
+        cluster.change_rules(operators=prepared.state.operators)
         cluster.begin()
         for minute in minutes:
             table = pa.Table.from_pylist([{"line": "a", "at": START + timedelta(minutes=minute)}], schema=ROWS)

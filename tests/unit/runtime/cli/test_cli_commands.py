@@ -16,7 +16,8 @@ from holdfast.checkpoint import joblog
 from holdfast.errors import AlreadyExists, Unavailable
 from holdfast.runtime.cli.main import COMMANDS
 from holdfast.runtime.cli.operate.savepoint import name_last
-from holdfast.runtime.execution.admission import check_from
+from holdfast.runtime.execution.checks import savepoint
+from holdfast.runtime.execution.checks.ordered import refuse
 from holdfast.runtime.job import requests
 from holdfast.runtime.job.requests import Inbox, Request
 from holdfast.runtime.job.stored import Stored, open_job
@@ -335,20 +336,20 @@ class TestRunFrom:
         return open_job(str(root), "hot").job
 
     def test_a_run_can_start_from_the_last_checkpoint(self, root: Path, history: Begin) -> None:
-        check_from("hot", self.job(root, history), "new")
+        refuse(savepoint.refusal("hot", self.job(root, history), "new"))
 
     def test_the_savepoint_may_be_recorded_in_a_log_start(self, root: Path, history: Begin) -> None:
-        check_from("hot", with_log_start(root, history).job, "new")
+        refuse(savepoint.refusal("hot", with_log_start(root, history).job, "new"))
 
     def test_an_older_savepoint_needs_a_rewind_first(self, root: Path, history: Begin) -> None:
         with pytest.raises(Exception, match="has moved on since"):
-            check_from("hot", self.job(root, history), "old")
+            refuse(savepoint.refusal("hot", self.job(root, history), "old"))
 
     @pytest.mark.parametrize("started", [True, False])
     def test_an_unknown_savepoint_is_refused(self, root: Path, history: Begin, started: bool) -> None:
         job = self.job(root, history) if started else None
         with pytest.raises(Exception, match="has no savepoint 'v9'"):
-            check_from("hot", job, "v9")
+            refuse(savepoint.refusal("hot", job, "v9"))
 
 
 class TestCompletion:

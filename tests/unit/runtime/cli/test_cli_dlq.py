@@ -78,7 +78,7 @@ class Job:
         app = self.plan(sink)
         started: Prepared = prepare(app.plan(), resolve(app))
         plan: Plan = started.plan
-        cluster = Cluster(plan, parallelism, 0, started.store, 1.0, started.partitions)
+        cluster = Cluster(plan, parallelism, 0, started.folder.store, 1.0, started.inputs.partitions)
         cluster.begin()
         cluster.settle()
         if crash:

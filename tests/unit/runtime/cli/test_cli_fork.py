@@ -69,7 +69,7 @@ class Words(words_job.Words):
 
     def start(self, started: Prepared) -> Cluster:
         """Start the fork as a run does, and let it read and deliver what there is."""
-        cluster = Cluster(started.plan, 2, 7, started.store, 1.0, started.partitions)
+        cluster = Cluster(started.plan, 2, 7, started.folder.store, 1.0, started.inputs.partitions)
         cluster.begin()
         cluster.pass_time(4.0)
         assert cluster.driver.outcome is None
@@ -362,7 +362,7 @@ class FileJobs:
     def run(self, name: str, targets: str) -> None:
         """Read and deliver what there is, and stop."""
         started = self.prepared(name, targets)
-        cluster = Cluster(started.plan, 2, len(name), started.store, 1.0, started.partitions)
+        cluster = Cluster(started.plan, 2, len(name), started.folder.store, 1.0, started.inputs.partitions)
         cluster.begin()
         cluster.pass_time(15.0)
         cluster.driver.stop()

@@ -15,6 +15,7 @@ from kafka_server import KafkaServer
 from patience import wait
 
 import holdfast as hf
+from holdfast.errors import Fenced
 from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
 from holdfast.runtime.job.stored import open_job
 from holdfast.sinks.contract.sink import Delivered
@@ -174,14 +175,14 @@ class TestAbort:
             job.history.live(driver=driver)
 
         renewed(0.0)
-        monkeypatch.setattr("holdfast.runtime.execution.admission.refuse_second_run", _waiting(renewed))
+        monkeypatch.setattr("holdfast.runtime.execution.checks.second_run.refusal", _waiting(renewed))
         ended = holdfast("txn", "abort", job.file, "--apply", "--json")
         assert ended.status == 6 and "is running on vm" in ended.json["what"]
         assert holdfast("txn", "list", job.file, "--json").json["transactions"][0]["hidden"] != []
 
 
-def _waiting(renewed: Callable[[float], None]) -> Callable[..., None]:
+def _waiting(renewed: Callable[[float], None]) -> Callable[..., Fenced | None]:
     """Return the check of a start, with a driver that renews its file whenever the check waits."""
-    from holdfast.runtime.execution.admission import refuse_second_run
+    from holdfast.runtime.execution.checks.second_run import refusal
 
-    return lambda store, job, note: refuse_second_run(store, job, note, sleep=renewed)
+    return lambda store, job, note: refusal(store, job, note, sleep=renewed)

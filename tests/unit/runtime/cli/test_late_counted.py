@@ -55,7 +55,7 @@ class Job:
         app = load(str(self.file))
         prepared = prepare(app.plan(), resolve(app))
         before = late_so_far(prepared)
-        cluster = Cluster(prepared.plan, 2, 0, prepared.store, 1.0, prepared.partitions)
+        cluster = Cluster(prepared.plan, 2, 0, prepared.folder.store, 1.0, prepared.inputs.partitions)
         cluster.begin()
         cluster.pass_time(3)
         if crash:

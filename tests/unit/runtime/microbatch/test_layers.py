@@ -10,8 +10,10 @@ import pytest
 import holdfast as hf
 from holdfast.errors import ConfigError
 from holdfast.runtime.config.settings import resolve
+from holdfast.runtime.execution.checks.microbatch import refusal
+from holdfast.runtime.execution.checks.ordered import refuse
 from holdfast.runtime.execution.prepare import prepare
-from holdfast.runtime.microbatch.layers import layers_of, refuse_what_needs_workers
+from holdfast.runtime.microbatch.layers import layers_of
 from holdfast.traits import Endless, SourceTraits
 
 
@@ -54,7 +56,7 @@ class TestRefusal:
         visits = job.source("visits", hf.Log("in", Visit), partitioned_by=["page"])
         visits.sink("last", hf.SQLite("out.db", table="last", key=["page"], delivery="idempotent"))
         with pytest.raises(ConfigError, match="sink 'last' is written immediately") as refused:
-            refuse_what_needs_workers(job.plan())
+            refuse(refusal(job.plan()))
         assert "--mode continuous" in refused.value.next_step
 
     @pytest.mark.parametrize(
@@ -69,10 +71,10 @@ class TestRefusal:
         job = app()
         job.source("visits", source).sink("out", hf.Log("out"))
         if not refused:
-            refuse_what_needs_workers(job.plan())
+            refuse(refusal(job.plan()))
             return
         with pytest.raises(ConfigError, match="source 'visits' is a generator without a count") as error:
-            refuse_what_needs_workers(job.plan())
+            refuse(refusal(job.plan()))
         assert error.value.next_step == "give the generator a count or a rate, or run it with --mode continuous"
 
     def test_of_a_source_of_another_package_gives_its_own_advice(self) -> None:
@@ -84,7 +86,7 @@ class TestRefusal:
         job = app()
         job.source("ticks", Ticker(Visit, lambda i: Visit("a", i))).sink("out", hf.Log("out"))
         with pytest.raises(ConfigError, match="source 'ticks' is a ticker") as error:
-            refuse_what_needs_workers(job.plan())
+            refuse(refusal(job.plan()))
         assert error.value.next_step == "give the ticker an end, or run it with --mode continuous"
 
     def test_comes_with_the_plan_before_any_target_is_created(self, tmp_path: Path) -> None:

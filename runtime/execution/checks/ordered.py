@@ -1,0 +1,78 @@
+"""The checks of a start, in the order in which they refuse it.
+
+The first refusal is the one that users see: causes come before symptoms, and what costs nothing before what connects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from holdfast.errors import HoldfastError
+from holdfast.runtime.execution.checks import (
+    adoption,
+    changelog,
+    finished_rows,
+    fork_targets,
+    holdings,
+    inputs,
+    kept_state,
+    key_groups,
+    microbatch,
+    moved_targets,
+    own_root,
+    private_memory,
+    rewound,
+    rivals,
+    savepoint,
+    second_run,
+    secrets,
+    sources,
+    state_memory,
+    undelivered,
+    written_immediately,
+)
+from holdfast.runtime.execution.facts import Facts
+
+Check: TypeAlias = Callable[[Facts], HoldfastError | None]
+
+WITHOUT_STORAGE: tuple[Check, ...] = (private_memory.check, own_root.check, state_memory.check, microbatch.check)
+"""Of plan and settings alone: nothing is opened."""
+ANY_JOB: tuple[Check, ...] = (*WITHOUT_STORAGE, savepoint.check)
+"""Of every start; then the job log decides what follows."""
+OF_A_FINISHED_JOB: tuple[Check, ...] = (finished_rows.check,)
+"""Of a job that is not run again, instead of those that follow."""
+BEFORE_TARGETS: tuple[Check, ...] = (
+    fork_targets.check,
+    key_groups.check,
+    second_run.check,
+    changelog.check,
+    undelivered.check,
+    written_immediately.check,
+    rewound.check,
+    kept_state.check,
+    secrets.check,
+    sources.check,
+    inputs.check,
+)
+"""Against the history of the job and its sources: nothing is created."""
+OF_TARGETS: tuple[Check, ...] = (moved_targets.check, rivals.check, adoption.check, holdings.check)
+"""Of targets that exist."""
+ALL = (*ANY_JOB, *OF_A_FINISHED_JOB, *BEFORE_TARGETS, *OF_TARGETS)
+
+
+def name_of(check: Check) -> str:
+    """Return the name of a check: that of its module."""
+    return check.__module__.rpartition(".")[2]
+
+
+def refuse(refusal: HoldfastError | None) -> None:
+    """Raise the refusal, if there is one."""
+    if refusal is not None:
+        raise refusal
+
+
+def pass_all(checks: tuple[Check, ...], facts: Facts) -> None:
+    """Let every check look at the facts. Raises HoldfastError: the first refusal."""
+    for check in checks:
+        refuse(check(facts))
