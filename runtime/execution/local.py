@@ -12,7 +12,6 @@ from holdfast.runtime.execution.places import LaunchEnded, Processes, Started
 from holdfast.runtime.execution.prepare import Prepared
 from holdfast.runtime.processes.host import WorkerTask, host_worker
 from holdfast.runtime.processes.local import LocalHost, Zygote
-from holdfast.runtime.processes.memory import MemorySettings
 
 LOOPBACK = "127.0.0.1"
 STARTING = "importing what workers need; the first start of an installation also compiles the kernels of the state"
@@ -30,7 +29,6 @@ class OnThisMachine:
 
     def start(self, prepared: Prepared, ports: Ports) -> Started:
         """See Place.start."""
-        settings = prepared.settings
         ports.note("starting workers")
         zygote = self._zygote or Zygote.start()
         try:
@@ -38,11 +36,8 @@ class OnThisMachine:
         except BaseException:  # also an interrupt of a program that goes on
             zygote.close()
             raise
-        memory = MemorySettings(
-            settings.state_memory, settings.parallelism, standbys=settings.standbys, one_machine=True
-        )
 
         def processes(task: WorkerTask, ended: LaunchEnded) -> Processes:
             return LocalHost(partial(host_worker, task), ended, zygote)
 
-        return Started(LOOPBACK, settings.standbys, memory, processes)
+        return Started(LOOPBACK, prepared.settings, None, processes)

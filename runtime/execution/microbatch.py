@@ -22,7 +22,7 @@ from holdfast.runtime.execution.prepare import Prepared
 from holdfast.runtime.execution.running import Run
 from holdfast.runtime.job.live import Status
 from holdfast.runtime.microbatch.host import Host
-from holdfast.runtime.processes.memory import MemorySettings, memory_settings
+from holdfast.runtime.processes.memory import container_of
 from holdfast.runtime.spark.batch_jobs import CONF, SparkJobs
 from holdfast.runtime.spark.launch import check_java, driver_host, start_context
 from holdfast.runtime.wire import messages as m
@@ -43,11 +43,10 @@ class Microbatch:
         check_java(os.environ)
         context = start_context(prepared.plan.app, settings.master, settings.parallelism, CONF, ports.note)
         ports.note(f"starting the first Spark job: {IMPORTING}")
-        conf = dict(context.getConf().getAll())
-        memory = memory_settings(prepared.plan, settings.state_memory, settings.parallelism, conf)
+        container = container_of(prepared.plan, settings, dict(context.getConf().getAll()))
         host = driver_host(context)
         return Run(
-            prepared, ports, "microbatch", host, lambda run: _Batches(run, context, memory), EPOCH_DEADLINE_S
+            prepared, ports, "microbatch", host, lambda run: _Batches(run, context, container), EPOCH_DEADLINE_S
         ).run()
 
 
@@ -72,12 +71,11 @@ class _HostPorts:
 class _Batches:
     """The epochs of one run as Spark jobs; see running.Hosting."""
 
-    def __init__(self, run: Run, context: SparkContext, memory: MemorySettings) -> None:
+    def __init__(self, run: Run, context: SparkContext, container: int | None) -> None:
         self._run, settings = run, run.prepared.settings
         prepared, shared = run.prepared, settings.shared_paths == "true"
         paths = () if shared else local_paths(prepared.plan, prepared.folder.root)
-        self._jobs = SparkJobs(context, prepared.folder.root, paths, settings.hung_after_ms / 1000, memory, self._ended)
-        rate = settings.max_records_per_second
+        self._jobs = SparkJobs(context, prepared.folder.root, paths, settings, container, ended=self._ended)
         ports = _HostPorts(run)
         name, boot = socket.gethostname(), boot_id()
 
@@ -92,7 +90,7 @@ class _Batches:
             ports.send,
             register,
             settings.checkpoint_every_ms / 1000,
-            None if rate is None else float(rate),
+            settings.max_records_per_second,
             settings.staged_bytes_max,
         )
 

@@ -6,13 +6,14 @@ Source: DESIGN section 3.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from functools import partial
 
 from holdfast.quantities import plural
 from holdfast.runtime.execution.executing import Ports
 from holdfast.runtime.execution.places import Started
 from holdfast.runtime.execution.prepare import Prepared
-from holdfast.runtime.processes.memory import memory_settings
+from holdfast.runtime.processes.memory import container_of
 from holdfast.runtime.spark.launch import SparkHost, check_java, check_slots, driver_host, start_context
 
 IMPORTING = "they import what they need, and the first start of an installation compiles kernels, once"
@@ -34,6 +35,6 @@ class OnSpark:
                 "with these. For all of them, give Spark more cores"
             )
         ports.note(f"starting {plural(settings.parallelism + standbys, 'worker')}: {IMPORTING}")
-        conf = dict(context.getConf().getAll())
-        memory = memory_settings(prepared.plan, settings.state_memory, settings.parallelism, conf, standbys)
-        return Started(driver_host(context), standbys, memory, partial(SparkHost, context))
+        settings = replace(settings, standbys=standbys)
+        container = container_of(prepared.plan, settings, dict(context.getConf().getAll()))
+        return Started(driver_host(context), settings, container, partial(SparkHost, context))

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+from holdfast.runtime.config.settings import Settings
 from holdfast.runtime.driver.state import Site
 from holdfast.runtime.execution.executing import Ports
 from holdfast.runtime.execution.prepare import Prepared
 from holdfast.runtime.processes.host import WorkerTask
-from holdfast.runtime.processes.memory import MemorySettings
 
 
 class Processes(Protocol):
@@ -42,9 +42,10 @@ class Started:
 
     host: str
     """Address at which workers reach the driver."""
-    standbys: int
-    """How many of the wanted standbys it can host."""
-    memory: MemorySettings
+    settings: Settings
+    """Those of the run, with as many standbys as it can host."""
+    container: int | None
+    """Bytes that the executor's container leaves each worker; None: there is none."""
     processes: Callable[[WorkerTask, LaunchEnded], Processes]
 
 

@@ -43,8 +43,8 @@ class Resident:
     def run(self, prepared: Prepared, ports: Ports) -> Outcome:
         """See Execution.run."""
         started = self._place.start(prepared, ports)
-        settings = replace(prepared.settings, standbys=started.standbys)
-        prepared, deadline = replace(prepared, settings=settings), max(30.0, settings.checkpoint_every_ms / 100)
+        prepared = replace(prepared, settings=started.settings)
+        deadline = max(30.0, started.settings.checkpoint_every_ms / 100)
         return Run(prepared, ports, "continuous", started.host, lambda run: _Workers(run, started), deadline).run()
 
 
@@ -55,22 +55,14 @@ class _Workers:
         self._run, prepared = run, run.prepared
         credentials = make_credentials(is_wanted(prepared.settings.tls, started.host))
         self._control = ControlServer(started.host, credentials, self._received, self._stream_closed)
-        settings = prepared.settings
-        rate = settings.max_records_per_second
         task = WorkerTask(
-            prepared.plan,
-            prepared.folder.root,
-            self._control.address,
-            credentials,
-            settings.heartbeat_ms / 1000,
-            settings.session_timeout_ms / 1000,
-            None if rate is None else float(rate),
-            detour_of(os.environ),
-            settings.channel_bytes_max,
-            settings.staged_bytes_max,
-            settings.hung_after_ms / 1000,
-            started.memory,
-            settings.silent_after_ms / 1000,
+            plan=prepared.plan,
+            root=prepared.folder.root,
+            driver=self._control.address,
+            credentials=credentials,
+            settings=prepared.settings,
+            detour=detour_of(os.environ),
+            container=started.container,
         )
         self._processes = started.processes(task, self._launch_ended)
         self._zombies: list[tuple[float, int]] = []

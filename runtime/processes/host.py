@@ -28,25 +28,23 @@ from holdfast import children
 from holdfast.errors import ErrorReport
 from holdfast.model import WorkerId
 from holdfast.ports import Clock, Lane
+from holdfast.runtime.config.settings import Settings
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.plan.memory import Budget
 from holdfast.runtime.processes.companion import Board, Companion, Forked
 from holdfast.runtime.processes.control import ControlClient
 from holdfast.runtime.processes.detour import Address, around
 from holdfast.runtime.processes.exchange import TcpNetwork
-from holdfast.runtime.processes.memory import MemorySettings, budget_of
-from holdfast.runtime.processes.streams import SILENT_AFTER_S
+from holdfast.runtime.processes.memory import budget_of
 from holdfast.runtime.processes.tls import Credentials
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire import vitals
-from holdfast.runtime.wire.channels import CHANNEL_BYTES_MAX
 from holdfast.runtime.wire.clock import SystemClock
 from holdfast.runtime.wire.mailbox import Mailbox, ThreadLanes
 from holdfast.runtime.wire.presence import boot_id
 from holdfast.runtime.wire.processes import die_with_parent
 from holdfast.runtime.worker.local import LocalFolders
 from holdfast.runtime.worker.loop import Limits, WorkerLoop
-from holdfast.sinks.protocol.delivery import BACKLOG_BYTES_MAX
 from holdfast.storage.objects import open_objects
 
 EXIT_SESSION_LOST = 75
@@ -54,8 +52,6 @@ SWITCH_S = 0.0005
 """How long a thread keeps the interpreter while others wait for it. Native code gives it back some hundred times a
 batch, and takes it again once per confirmed record: with Python's own 5 ms, the threads of a batch wait for each other.
 """
-HUNG_AFTER_S = 120.0
-"""How long the loop may be busy with one operation before the worker counts as hung. Each part of a restore is one."""
 BUSY_AFTER_S = 2.0
 """How long a Python function may run before heartbeats name it."""
 _log = logging.getLogger("holdfast.worker")
@@ -70,16 +66,11 @@ class WorkerTask:
     """URL or path of the job's folder."""
     driver: tuple[str, int]
     credentials: Credentials
-    heartbeat_s: float
-    session_timeout_s: float
-    max_records_per_second: float | None
+    settings: Settings
     detour: Address | None = None
     """Address of a fault harness's Toxiproxy."""
-    channel_bytes_max: int = CHANNEL_BYTES_MAX
-    staged_bytes_max: int = BACKLOG_BYTES_MAX
-    hung_after_s: float = HUNG_AFTER_S
-    memory: MemorySettings = MemorySettings()
-    silent_after_s: float = SILENT_AFTER_S
+    container: int | None = None
+    """See memory.budget_of."""
 
     def __repr__(self) -> str:
         return f"WorkerTask({self.plan.app!r}, driver={self.driver})"  # never the secret
@@ -113,7 +104,9 @@ def host_worker(task: WorkerTask, launch: int, forked: Forked | None = None) -> 
     sys.setswitchinterval(SWITCH_S)
     mailbox = Mailbox()
     host = _own_host(task.driver)
-    network = TcpNetwork(host, task.credentials, mailbox, task.channel_bytes_max, task.silent_after_s)
+    settings = task.settings
+    silent_after_s = settings.silent_after_ms / 1000
+    network = TcpNetwork(host, task.credentials, mailbox, settings.channel_bytes_max, silent_after_s)
     worker = WorkerId(uuid.uuid4().hex[:12])
     announced, driver = around(network.address, "data", task.detour), around(task.driver, "control", task.detour)
     register = m.Register(worker, launch, socket.gethostname(), os.getpid(), boot_id(), announced)
@@ -126,7 +119,7 @@ def host_worker(task: WorkerTask, launch: int, forked: Forked | None = None) -> 
     try:
         ports.client = ControlClient(driver, task.credentials, register, session.received, session.closed)
         # The driver now knows the worker, which takes no record yet; the companion connects while the worker starts.
-        watched = vitals.Limits(task.heartbeat_s, task.hung_after_s, task.session_timeout_s)
+        watched = watched_by(settings)
         hello = msgspec.msgpack.encode(m.Companion(worker))
         companion = Companion(board, driver, task.credentials, hello, watched, forked)
         ports.client.start()
@@ -157,10 +150,20 @@ def host_worker(task: WorkerTask, launch: int, forked: Forked | None = None) -> 
 
 def limits_of(task: WorkerTask) -> Limits:
     """Return the limits that the settings give a worker's loop."""
+    settings = task.settings
     return Limits(
-        task.max_records_per_second,
-        staged_bytes_max=task.staged_bytes_max,
-        budget=budget_of(task.plan, task.memory, task.channel_bytes_max),
+        settings.max_records_per_second,
+        staged_bytes_max=settings.staged_bytes_max,
+        budget=budget_of(task.plan, settings, task.container),
+    )
+
+
+def watched_by(settings: Settings) -> vitals.Limits:
+    """Return after how long a worker is taken for silent or hung. Each part of a restore is one operation."""
+    return vitals.Limits(
+        every=settings.heartbeat_ms / 1000,
+        hung_after=settings.hung_after_ms / 1000,
+        session_timeout=settings.session_timeout_ms / 1000,
     )
 
 
@@ -204,7 +207,8 @@ class Session:
         clock: Clock | None = None,
         beat: Callable[[], None] = lambda: None,
     ) -> None:
-        self._task, self._loop, self._mailbox, self._clock = task, loop, mailbox, clock or SystemClock()
+        self._limits, self._loop, self._mailbox = watched_by(task.settings), loop, mailbox
+        self._clock = clock or SystemClock()
         self._beat = beat
         self._heard = self._turned = self._looked = self._clock.monotonic()
         self._hangs = False
@@ -224,9 +228,9 @@ class Session:
 
     def watch(self, ports: _Ports) -> None:
         """Send heartbeats until the worker exits; exit if the driver is silent for too long."""
-        while not self.over.wait(self._task.heartbeat_s):
+        while not self.over.wait(self._limits.every):
             self._beat()
-            if (silent := self.silent_s()) > self._task.session_timeout_s:
+            if (silent := self.silent_s()) > self._limits.session_timeout:
                 _log.error("no message from the driver for %.1f s: the worker exits", silent)
                 os._exit(EXIT_SESSION_LOST)
             self.show_life(ports.send)
@@ -234,9 +238,9 @@ class Session:
     def silent_s(self) -> float:
         """Return how long the driver has been silent, without the time in which this process could not receive."""
         now = self._clock.monotonic()
-        pause = now - self._looked - self._task.heartbeat_s
+        pause = now - self._looked - self._limits.every
         self._looked = now
-        if pause > self._task.session_timeout_s / 2:  # a function held the interpreter: messages are not read yet
+        if pause > self._limits.session_timeout / 2:  # a function held the interpreter: messages are not read yet
             self._heard += pause
         return now - self._heard
 
@@ -245,7 +249,7 @@ class Session:
         advanced_at = max(self._turned, self._loop.advanced_at)
         busy_s, doing = self._clock.monotonic() - advanced_at, self._loop.at_work()
         shown = self._loop.heartbeat()
-        if busy_s > self._task.hung_after_s:
+        if busy_s > self._limits.hung_after:
             if not self._hangs:
                 self._hangs = True
                 send(m.Failed(shown.worker, shown.generation, hung(busy_s, doing), permanent=False))

@@ -12,9 +12,9 @@ from __future__ import annotations
 import os
 import resource
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.runtime.config.settings import MICROBATCH, Settings
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.plan.memory import Budget, channel_bytes, check_container, container_share, least
 
@@ -22,53 +22,30 @@ _UNLIMITED = 1 << 60
 _ROOT = Path("/")
 
 
-@dataclass(frozen=True)
-class MemorySettings:
-    """What decides how much memory the state of a worker, or of a task, may use.
+def container_of(plan: Plan, settings: Settings, conf: Mapping[str, str]) -> int | None:
+    """Return the bytes that the executor's container leaves a worker; None: there is none.
 
     Args:
-        state_memory: The setting; None: what the machine or container gives.
-        parallelism: Workers that exchange records.
-        container: See default_state_memory.
-        standbys: Further workers.
-        one_machine: See default_state_memory.
-    """
-
-    state_memory: int | None = None
-    parallelism: int = 1
-    container: int | None = None
-    standbys: int = 0
-    one_machine: bool = False
-
-    @property
-    def workers(self) -> int:
-        """Return how many workers share the machines."""
-        return self.parallelism + self.standbys
-
-
-def memory_settings(
-    plan: Plan, state_memory: int | None, parallelism: int, conf: Mapping[str, str], standbys: int = 0
-) -> MemorySettings:
-    """Return what decides, with Spark's configuration.
+        conf: Spark's configuration.
 
     Raises:
         ConfigError: the executors' containers leave too little.
     """
-    container = container_share(conf, parallelism + standbys)
-    check_container(plan, state_memory, container)
-    return MemorySettings(state_memory, parallelism, None if container is None else container.size, standbys)
+    container = container_share(conf, settings.parallelism + settings.standbys)
+    check_container(plan, settings.state_memory, container)
+    return None if container is None else container.size
 
 
-def budget_of(plan: Plan, settings: MemorySettings, channel_bytes_max: int = 0) -> Budget:
+def budget_of(plan: Plan, settings: Settings, container: int | None = None) -> Budget:
     """Return the memory that the state of a worker, or of a task, may use on this machine.
 
     Args:
-        channel_bytes_max: What one channel to another worker may hold; tasks have no channels.
+        container: See default_state_memory.
     """
-    given = plan, settings.parallelism, channel_bytes_max
-    asked = settings.state_memory
-    channels = channel_bytes(*given)
-    default = default_state_memory(settings.workers, settings.container, _ROOT, settings.one_machine)
+    asked, workers = settings.state_memory, settings.parallelism + settings.standbys
+    each = 0 if settings.mode == MICROBATCH else settings.channel_bytes_max  # tasks have no channels
+    channels = channel_bytes(plan, settings.parallelism, each)
+    default = default_state_memory(workers, container, _ROOT, settings.local == "true")
     total = asked or max(default, least(plan, 1, 0))
     # Without a setting the share of channels is a guess too: a wide job rarely fills them all.
     return Budget(total, channels if asked else min(channels, total // 4))

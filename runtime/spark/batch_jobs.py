@@ -32,12 +32,13 @@ from pyspark.sql import DataFrame, SparkSession
 from holdfast import children
 from holdfast.errors import ConfigError, HoldfastError, Unavailable
 from holdfast.model import Subtask
+from holdfast.runtime.config.settings import Settings
 from holdfast.runtime.driver.hosts.placement import elsewhere
 from holdfast.runtime.microbatch.blocks import Attempt, Parcel, Result, parcel_of
 from holdfast.runtime.microbatch.deaths import Death, ProcessEnded
 from holdfast.runtime.microbatch.job_watch import JobWatch, Stage
 from holdfast.runtime.microbatch.task import Batch, Ports, run_task
-from holdfast.runtime.processes.memory import MemorySettings, budget_of
+from holdfast.runtime.processes.memory import budget_of
 from holdfast.runtime.spark import marks
 from holdfast.runtime.spark.launch import first_line, is_one_process
 from holdfast.runtime.wire.clock import SystemClock
@@ -75,16 +76,16 @@ class BatchTask:
     """Host name and boot id of the driver's machine."""
     local_paths: tuple[str, ...]
     """Paths of the job on that machine's disk, as text for messages; empty if every machine sees them."""
-    hung_after_s: float
-    """How long one call of a function may last."""
-    memory: MemorySettings
+    settings: Settings
+    container: int | None = None
+    """See memory.budget_of."""
 
 
 class SparkJobs:
     """Submits and cancels the jobs of epochs.
 
     Args:
-        local_paths, hung_after_s, memory: See BatchTask.
+        local_paths, settings, container: See BatchTask.
         ended: Takes the number of a job with what its tasks sent last, or with the error that ended it; from another
             thread.
     """
@@ -94,12 +95,13 @@ class SparkJobs:
         context: SparkContext,
         root: str,
         local_paths: tuple[str, ...],
-        hung_after_s: float,
-        memory: MemorySettings,
+        settings: Settings,
+        container: int | None,
+        *,
         ended: Callable[[int, Sequence[bytes] | HoldfastError], None],
     ) -> None:
         self._context, self._root, self._local_paths, self._ended = context, root, local_paths, ended
-        self._hung_after_s, self._memory = hung_after_s, memory
+        self._settings, self._container = settings, container
         self._stalled = ""
         self._cancelled = 0
         """Jobs up to this number were cancelled, or have ended: one runs at a time."""
@@ -175,7 +177,7 @@ class SparkJobs:
 
     def _task(self, batch: Batch) -> BatchTask:
         here = socket.gethostname(), boot_id()
-        return BatchTask(batch, self._root, here, self._local_paths, self._hung_after_s, self._memory)
+        return BatchTask(batch, self._root, here, self._local_paths, settings=self._settings, container=self._container)
 
     def _group(self, job: int) -> str:
         return f"{self._prefix}-{job}"
@@ -204,8 +206,8 @@ def _stage(task: BatchTask, layer: int) -> Callable[[Iterable[pa.RecordBatch]], 
             return
         clock, store = SystemClock(), open_objects(task.root)
         incoming = _values(batches) if layer else _nothing(batches)
-        with closing(marks.CallMarks(task.hung_after_s, attempt.subtask)) as calls:
-            budget = budget_of(task.batch.plan, task.memory)
+        with closing(marks.CallMarks(task.settings.hung_after_ms / 1000, attempt.subtask)) as calls:
+            budget = budget_of(task.batch.plan, task.settings, task.container)
             state = WarmState(store, clock, time.sleep, LocalImages(budget=budget))
             paused = _paused_uploads(task.batch.deploys[0].job_uuid)
             ports = Ports(clock, store, state, time.sleep, calls.mark, budget, paused)

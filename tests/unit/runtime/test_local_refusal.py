@@ -18,6 +18,7 @@ from holdfast.checkpoint.bases import Thresholds
 from holdfast.errors import Unavailable
 from holdfast.model import WorkerId
 from holdfast.ports import ObjectStore
+from holdfast.runtime.config.settings import resolve
 from holdfast.runtime.job import explain, status
 from holdfast.runtime.job.live import Status
 from holdfast.runtime.plan.compiler import Plan
@@ -281,7 +282,7 @@ class TestRefusedMerge:
 class TestLogOfAWorker:
     def test_reports_the_refusal_and_its_end_once_each(self, caplog: pytest.LogCaptureFixture) -> None:
         disk = OneDisk()
-        task = WorkerTask(pairs_app().plan(), "root", ("here", 1), make_credentials(False), 0.5, 10.0, None)
+        task = WorkerTask(pairs_app().plan(), "root", ("here", 1), make_credentials(False), resolve(pairs_app()))
         with counting(disk) as t:
             (member,) = t.cluster.members.values()
             session = Session(task, member.loop, Mailbox())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -35,7 +35,6 @@ from holdfast.runtime.config.settings import SETTINGS, Setting, misspelt, resolv
 from holdfast.runtime.driver.state import Rules
 from holdfast.runtime.processes.exchange import TcpNetwork
 from holdfast.runtime.processes.host import WorkerTask, limits_of
-from holdfast.runtime.processes.memory import MemorySettings
 from holdfast.runtime.processes.streams import close_listener, listen
 from holdfast.runtime.processes.tls import make_credentials
 from holdfast.runtime.testing.cluster import MemberPorts
@@ -285,9 +284,9 @@ class TestEverySettingHasAnEffect:
     def test_the_loop_of_a_worker_gets_its_limits(self, tmp_path: Path) -> None:
         app = hf.App("numbers")
         app.source("n", hf.Generator(Numbered, Numbered, count=1)).sink("out", hf.SQLite("unused.db", table="t"))
-        address = ("127.0.0.1", 1)
-        task = WorkerTask(app.plan(), "root", address, make_credentials(False), 0.5, 10.0, 9.0, None, 70_000, 2_000_000)
-        limits = limits_of(replace(task, memory=MemorySettings(100 << 20)))
+        given = {"max_records_per_second": 9, "staged_bytes_max": 2_000_000, "state_memory": 100 << 20}
+        task = WorkerTask(app.plan(), "root", ("127.0.0.1", 1), make_credentials(False), resolve(app, given))
+        limits = limits_of(task)
         assert (limits.max_records_per_second, limits.staged_bytes_max) == (9.0, 2_000_000)
         assert limits.budget is not None and limits.budget.total == 100 << 20
 
@@ -324,7 +323,7 @@ class TestEverySettingHasAnEffect:
 
 
 class TestNames:
-    @pytest.mark.parametrize("inside", [Rules, Limits, WorkerTask, MemorySettings])
+    @pytest.mark.parametrize("inside", [Rules, Limits])
     def test_a_setting_has_the_same_name_inside_but_for_its_unit(self, inside: type) -> None:
         """A reader who searches for a setting finds it only if the code calls it by the same name."""
         known = {setting.name.removesuffix("_ms") for setting in SETTINGS}
@@ -344,16 +343,5 @@ class TestNames:
                 "loss_alarm",
             },
             Limits: {"max_records_per_second", "staged_bytes_max"},
-            WorkerTask: {
-                "root",
-                "heartbeat",
-                "session_timeout",
-                "max_records_per_second",
-                "channel_bytes_max",
-                "staged_bytes_max",
-                "hung_after",
-                "silent_after",
-            },
-            MemorySettings: {"state_memory", "parallelism", "standbys"},
         }
         assert known & within == expected[inside]

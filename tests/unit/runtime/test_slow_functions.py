@@ -15,6 +15,7 @@ import pytest
 import holdfast as hf
 from holdfast.errors import JobFailed
 from holdfast.runtime.api.stream import Stream
+from holdfast.runtime.config.settings import resolve
 from holdfast.runtime.operators.aggregates.aggregate import KEYS_MAX
 from holdfast.runtime.operators.time_slice import LONG_S, ROWS_FIRST, Pace
 from holdfast.runtime.processes.host import Session, WorkerTask
@@ -45,7 +46,7 @@ def numbers(count: int, first: int = 0) -> hf.Generator:
 
 
 def task(played: Played) -> WorkerTask:
-    return WorkerTask(played.plan, "root", ("here", 1), make_credentials(False), 0.5, 10.0, None)
+    return WorkerTask(played.plan, "root", ("here", 1), make_credentials(False), resolve(hf.App("slow")))
 
 
 class Played:

@@ -13,6 +13,7 @@ from holdfast.errors import Unavailable
 from holdfast.ports import ObjectStore
 from holdfast.runtime.cli.start import run
 from holdfast.runtime.cli.start.plan import default_memory
+from holdfast.runtime.config.settings import Settings, resolve
 from holdfast.runtime.execution.checks.ordered import refuse
 from holdfast.runtime.operators.aggregates.aggregate import AggregateOperator
 from holdfast.runtime.operators.contract import KeyGroups
@@ -20,7 +21,7 @@ from holdfast.runtime.operators.process.operator import ProcessOperator
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.plan.memory import MIB, Budget, channel_bytes, container_share, least, too_little_memory
 from holdfast.runtime.processes import memory
-from holdfast.runtime.processes.memory import MemorySettings, budget_of, default_state_memory, memory_settings
+from holdfast.runtime.processes.memory import budget_of, container_of, default_state_memory
 from holdfast.runtime.worker.fragment import FragmentRuntime
 from holdfast.runtime.worker.local import Home, LocalFolders
 from holdfast.state.collections.rows import spec_of
@@ -46,6 +47,10 @@ def plan() -> Plan:
     counts = keyed.agg("per_auction", n=hf.count(), total=hf.sum("price"), least=hf.min("price"))
     counts.sink("out", hf.SQLite("unused.db", table="t", key=["auction"]))
     return app.plan()
+
+
+def settings(**given: object) -> Settings:
+    return resolve(hf.App("bids"), given)
 
 
 class TestBudget:
@@ -75,7 +80,7 @@ class TestBudget:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(memory, "default_state_memory", lambda *_: 1024 * MIB)
-        budget = budget_of(plan(), MemorySettings(parallelism=64), 8 * MIB)
+        budget = budget_of(plan(), settings(parallelism=64))
         assert channel_bytes(plan(), 64, 8 * MIB) == budget.total - 16 * MIB  # they would leave next to nothing
         assert budget.channels == budget.total // 4 and budget.tables > budget.total * 2 // 5
 
@@ -125,12 +130,11 @@ class TestDefault:
         assert default_state_memory(1, 64 << 30, tmp_path) == 8 << 30
 
     def test_of_a_worker_in_a_container_is_at_least_what_the_plan_needs(self) -> None:
-        settings = MemorySettings(parallelism=2, container=384 * MIB)
-        assert budget_of(plan(), settings, 8 * MIB).total == 192 * MIB
-        assert budget_of(plan(), replace(settings, container=10 * MIB), 8 * MIB).total == least(plan(), 1, 0)
+        assert budget_of(plan(), settings(), 384 * MIB).total == 192 * MIB
+        assert budget_of(plan(), settings(), 10 * MIB).total == least(plan(), 1, 0)
 
     def test_of_a_task_has_no_share_for_channels(self) -> None:
-        budget = budget_of(plan(), MemorySettings(64 * MIB, parallelism=64))
+        budget = budget_of(plan(), settings(mode="microbatch", state_memory=64 * MIB, parallelism=64))
         assert (budget.total, budget.channels) == (64 * MIB, 0)
 
 
@@ -139,25 +143,25 @@ YARN = {"spark.master": "yarn", "spark.executor.memoryOverhead": "384m", "spark.
 
 class TestContainers:
     def test_that_leave_enough_are_taken(self) -> None:
-        assert memory_settings(plan(), 192 * MIB, 2, YARN) == MemorySettings(192 * MIB, 2, 192 * MIB)
-        assert memory_settings(plan(), None, 8, {"spark.master": "local[2]"}) == MemorySettings(None, 8)
+        assert container_of(plan(), settings(state_memory=192 * MIB), YARN) == 192 * MIB
+        assert container_of(plan(), settings(parallelism=8), {"spark.master": "local[2]"}) is None
 
     def test_that_leave_less_than_the_plan_needs_are_refused_before_anything_is_read(self) -> None:
         conf = {**YARN, "spark.executor.cores": "8"}
         with pytest.raises(
             hf.ConfigError, match=r"leave 48MiB to each worker \(spark.executor.memoryOverhead\)"
         ) as error:
-            memory_settings(plan(), None, 8, conf)
+            container_of(plan(), settings(parallelism=8), conf)
         assert "needs at least 64MiB there for its tables" in error.value.what
         assert "raise spark.executor.memoryOverhead" in error.value.next_step
 
     def test_do_not_matter_to_a_job_without_tables(self) -> None:
         conf = {**YARN, "spark.executor.cores": "8"}
-        assert memory_settings(replace(plan(), operators=()), None, 8, conf) == MemorySettings(None, 8, 48 * MIB)
+        assert container_of(replace(plan(), operators=()), settings(parallelism=8), conf) == 48 * MIB
 
     def test_that_leave_less_than_state_memory_are_refused(self) -> None:
         with pytest.raises(hf.ConfigError, match="state_memory is 193MiB, but .* leave 192MiB to each worker"):
-            memory_settings(plan(), 193 * MIB, 2, YARN)
+            container_of(plan(), settings(state_memory=193 * MIB), YARN)
 
 
 FACTOR = "spark.executor.memoryOverheadFactor"

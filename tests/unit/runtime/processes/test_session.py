@@ -11,6 +11,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.model import Generation, WorkerId
+from holdfast.runtime.config.settings import resolve
 from holdfast.runtime.processes.host import EXIT_SESSION_LOST, Session, WorkerTask
 from holdfast.runtime.processes.tls import make_credentials
 from holdfast.runtime.wire import messages as m
@@ -71,7 +72,9 @@ class Watched:
         app = hf.App("watched")
         source = hf.Generator(pa.schema([("k", pa.int64())]), lambda i: {"k": i}, count=1)
         app.source("s", source).sink("out", MemorySink())
-        task = WorkerTask(app.plan(), "root", ("here", 1), make_credentials(False), HEARTBEAT_S, TIMEOUT_S, None)
+        flags = {"heartbeat_ms": HEARTBEAT_S * 1000, "session_timeout_ms": TIMEOUT_S * 1000}
+        settings = resolve(app, {name: int(value) for name, value in flags.items()})
+        task = WorkerTask(app.plan(), "root", ("here", 1), make_credentials(False), settings)
         self.clock, self.mailbox, self.loop, self.beats = Clock(), Mailbox(), Idle(), 0
         self.sent: list[m.FromWorker] = []
         self.session = Session(task, cast(WorkerLoop, self.loop), self.mailbox, self.clock, self._beat)

@@ -9,15 +9,17 @@ from unittest.mock import MagicMock
 
 import pytest
 
+import holdfast as hf
 from holdfast.model import Barrier, Epoch
+from holdfast.runtime.config.settings import resolve
 from holdfast.runtime.microbatch.blocks import result_in
 from holdfast.runtime.microbatch.job_watch import Stage
 from holdfast.runtime.microbatch.task import Batch
 from holdfast.runtime.plan.model import Plan
-from holdfast.runtime.processes.memory import MemorySettings
 from holdfast.runtime.spark import batch_jobs
 from holdfast.runtime.spark.batch_jobs import BatchTask
 
+SETTINGS = resolve(hf.App("job"))
 PLAN = Plan("job", 4, (), (), (), (), ())
 BATCH = Batch(PLAN, (frozenset(),), Barrier(Epoch(1), Epoch(0), last=False), False, (), {}, {}, 0)
 
@@ -30,7 +32,7 @@ def test_the_sessions_of_a_notebook_keep_their_settings(monkeypatch: pytest.Monk
         return SimpleNamespace(conf=SimpleNamespace(set=notebook.__setitem__), newSession=lambda: opened)
 
     monkeypatch.setattr(batch_jobs, "SparkSession", session)
-    batch_jobs.SparkJobs(cast(Any, None), "root", (), 60.0, MemorySettings(), lambda _job, _result: None)
+    batch_jobs.SparkJobs(cast(Any, None), "root", (), SETTINGS, None, ended=lambda _job, _result: None)
     assert own and not notebook
 
 
@@ -76,7 +78,7 @@ def test_a_job_is_watched_by_what_spark_says_of_it(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(batch_jobs, "SparkSession", MagicMock())
     monkeypatch.setattr(batch_jobs, "JobWatch", Watch)
     monkeypatch.setattr(batch_jobs, "WATCH_EVERY_S", 0.0)
-    jobs = batch_jobs.SparkJobs(cast(Any, context), "root", (), 60.0, MemorySettings(), lambda _job, _result: None)
+    jobs = batch_jobs.SparkJobs(cast(Any, context), "root", (), SETTINGS, None, ended=lambda _job, _result: None)
     jobs._watch(5, BATCH, over)
     assert seen == [0, [Stage(2, 1, 3)], ""]
     assert context.groups == [jobs._group(5)]
@@ -101,7 +103,7 @@ def test_a_task_on_another_machine_than_the_driver_refuses_local_paths(monkeypat
     task: Any = SimpleNamespace(get=lambda: SimpleNamespace(partitionId=lambda: 1))
     monkeypatch.setattr(batch_jobs, "TaskContext", task)
     stage = batch_jobs._stage(
-        BatchTask(BATCH, "/srv/jobs/job", ("driver", "boot"), ("the root at /srv/jobs",), 60.0, MemorySettings()), 0
+        BatchTask(BATCH, "/srv/jobs/job", ("driver", "boot"), ("the root at /srv/jobs",), SETTINGS), 0
     )
     (row,) = list(stage([]))
     result = result_in(row.column("data")[0].as_py())

@@ -15,6 +15,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.errors import Unavailable
+from holdfast.runtime.config.settings import resolve
 from holdfast.runtime.processes import host
 from holdfast.runtime.processes.host import WorkerTask, host_worker
 from holdfast.runtime.processes.tls import make_credentials
@@ -39,7 +40,7 @@ def run_worker(folder: Path) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # and does not listen
         address = ("127.0.0.1", int(nobody.getsockname()[1]))
-        task = WorkerTask(app.plan(), str(folder), address, make_credentials(False), 0.5, 10.0, None)
+        task = WorkerTask(app.plan(), str(folder), address, make_credentials(False), resolve(app))
         host_worker(task, 1)
 
 
