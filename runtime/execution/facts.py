@@ -26,8 +26,8 @@ from holdfast.runtime.config.settings import Settings
 from holdfast.runtime.execution.holdings import adopted_from, read_holdings
 from holdfast.runtime.execution.inputs import SourceFacts, look_at
 from holdfast.runtime.execution.results import with_places
-from holdfast.runtime.job.damage import with_way_out
-from holdfast.runtime.job.log_end import read_whole_log
+from holdfast.runtime.inspect.damage import with_way_out
+from holdfast.runtime.inspect.log_end import read_whole_log
 from holdfast.runtime.plan.given_up import GivenUp, given_up
 from holdfast.runtime.plan.model import Plan, SinkSpec, SourceSpec
 from holdfast.runtime.plan.topic import outputs_of

@@ -21,9 +21,9 @@ from holdfast.checkpoint.repository import Repository
 from holdfast.errors import ConfigError, Damaged, HoldfastError, Unavailable, Where
 from holdfast.ports import Clock, ObjectStore
 from holdfast.runtime.fork.copying import Copied, copy_sources, copy_state
+from holdfast.runtime.inspect.log_end import read_whole_log
+from holdfast.runtime.inspect.stored import Stored
 from holdfast.runtime.inspect.topic import with_topic
-from holdfast.runtime.job.log_end import read_whole_log
-from holdfast.runtime.job.stored import Stored
 from holdfast.runtime.plan import shape_changes
 
 ATTEMPTS_MAX = 5

@@ -1,5 +1,5 @@
-"""The state of operators as checkpoints hold it, and logs: read, compared and sized without the job's code.
+"""What a job has stored: log, checkpoints and the state of operators, and embedded logs: read, compared and sized.
 
-Only stored checkpoints are read, so a running job is not disturbed and only committed values are seen. Nothing here
-writes to a job.
+Only what is committed is seen, without the job's code, so a running job is not disturbed. Nothing here writes to a job;
+what a job is doing now is in `job/`.
 """

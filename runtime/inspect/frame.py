@@ -10,7 +10,7 @@ import pyarrow as pa
 from holdfast.errors import ConfigError
 from holdfast.runtime.config.settings import root_given
 from holdfast.runtime.inspect.reading import reading_of
-from holdfast.runtime.job.stored import open_job
+from holdfast.runtime.inspect.stored import open_job
 
 
 def state(job: str, operator: str, epoch: int | str | None = None, root: str | None = None) -> pl.DataFrame:

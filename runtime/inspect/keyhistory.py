@@ -25,9 +25,9 @@ from holdfast.model import ObjectRef, SegmentRef
 from holdfast.runtime.inspect import keys
 from holdfast.runtime.inspect.objects import held
 from holdfast.runtime.inspect.reading import At, at_checkpoint, gathered, of_key, operator_in, within
+from holdfast.runtime.inspect.stored import Stored
 from holdfast.runtime.inspect.topic import with_topic
 from holdfast.runtime.inspect.view import View, view_of
-from holdfast.runtime.job.stored import Stored
 from holdfast.runtime.time.windows import TIME
 from holdfast.state.blocks import BlockReader, Rows, concatenated
 from holdfast.state.changelog import opened

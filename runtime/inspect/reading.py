@@ -25,9 +25,9 @@ from holdfast.errors import ConfigError, Damaged, Unavailable, Where
 from holdfast.model import NO_EPOCH, Epoch, SegmentRef, SnapshotHandle, Timeline
 from holdfast.runtime.inspect import keys
 from holdfast.runtime.inspect.objects import held
+from holdfast.runtime.inspect.stored import LATEST, Stored, checkpoint_of
 from holdfast.runtime.inspect.topic import with_topic
 from holdfast.runtime.inspect.view import View, view_of
-from holdfast.runtime.job.stored import LATEST, Stored, checkpoint_of
 from holdfast.runtime.operators.contract import is_part
 from holdfast.state.blocks import BlockReader, Rows
 from holdfast.state.changelog import Block, opened

@@ -27,8 +27,8 @@ from holdfast.checkpoint.timeline import lineage_of
 from holdfast.errors import ConfigError, Where
 from holdfast.model import CHANGELOG, NO_EPOCH, Epoch, ObjectRef, SnapshotHandle, WorkerId
 from holdfast.ports import ObjectStore
+from holdfast.runtime.inspect.stored import Stored
 from holdfast.runtime.inspect.view import view_of
-from holdfast.runtime.job.stored import Stored
 from holdfast.runtime.sources.connector import changelog_of
 from holdfast.runtime.sources.installed import connector_class
 from holdfast.sinks.contract.changelogs import (

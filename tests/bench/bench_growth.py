@@ -28,11 +28,12 @@ from holdfast.runtime.driver.deployment import recent_cuts
 from holdfast.runtime.driver.partitions import deployed
 from holdfast.runtime.driver.rewinding import no_way_back
 from holdfast.runtime.driver.state import Listing
-from holdfast.runtime.job import checkpoints, status
+from holdfast.runtime.inspect import checkpoints
+from holdfast.runtime.inspect.stored import checkpoint_of
+from holdfast.runtime.job import status
 from holdfast.runtime.job.delays import DelaysOfRun
 from holdfast.runtime.job.explain import findings
 from holdfast.runtime.job.openmetrics import exposition
-from holdfast.runtime.job.stored import checkpoint_of
 from holdfast.runtime.testing.lanes import InlineLane
 from holdfast.runtime.wire import messages as m
 from holdfast.sinks.contract.changelogs import Root

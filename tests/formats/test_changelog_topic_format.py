@@ -21,7 +21,7 @@ from holdfast.checkpoint.timeline import lineage_of
 from holdfast.errors import ConfigError
 from holdfast.model import NO_EPOCH, Epoch, ObjectRef, Timeline, WorkerId
 from holdfast.runtime.inspect.reading import reading_of
-from holdfast.runtime.job.stored import open_job
+from holdfast.runtime.inspect.stored import open_job
 from holdfast.runtime.plan.kept_state import with_identities
 from holdfast.runtime.plan.model import Plan
 from holdfast.sinks.contract.changelogs import AsOf

@@ -21,7 +21,7 @@ from holdfast.checkpoint.manifest import Manifest, decode, encode
 from holdfast.checkpoint.repository import Repository
 from holdfast.model import ObjectRef, WorkerId
 from holdfast.runtime.inspect.reading import reading_of
-from holdfast.runtime.job.stored import open_job
+from holdfast.runtime.inspect.stored import open_job
 from holdfast.runtime.plan.kept_state import with_identities
 from holdfast.state.store import Identity, Piece, StateStore
 from holdfast.storage.objects import LocalObjects

@@ -12,7 +12,7 @@ import polars as pl
 import holdfast as hf
 from holdfast.checkpoint.repository import Repository
 from holdfast.ports import ObjectStore
-from holdfast.runtime.job.stored import Stored
+from holdfast.runtime.inspect.stored import Stored
 from holdfast.storage.local import LocalObjects
 from holdfast.storage.objects import MemoryObjects
 from holdfast.testing import TestDriver

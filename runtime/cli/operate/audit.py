@@ -19,7 +19,7 @@ from holdfast.runtime.cli import text
 from holdfast.runtime.cli.arguments import add_app, add_command, add_job
 from holdfast.runtime.cli.operate.rewind import job_of
 from holdfast.runtime.cli.reporting import advise, print_json
-from holdfast.runtime.job.stored import Stored, open_job
+from holdfast.runtime.inspect.stored import Stored, open_job
 
 if TYPE_CHECKING:
     from holdfast.runtime.audit.report import Report

@@ -12,8 +12,8 @@ from holdfast.runtime.cli.arguments import add_command, add_common, add_job, roo
 from holdfast.runtime.cli.operate.events import GAPS
 from holdfast.runtime.cli.operate.newest import add_last, advise_of_rest, newest_of
 from holdfast.runtime.cli.reporting import advise, print_json
-from holdfast.runtime.job.checkpoints import described_checkpoint, kind_of, listed_checkpoint, name_of
-from holdfast.runtime.job.stored import checkpoint_of, open_job
+from holdfast.runtime.inspect.checkpoints import described_checkpoint, kind_of, listed_checkpoint, name_of
+from holdfast.runtime.inspect.stored import checkpoint_of, open_job
 
 NEWEST_SHOWN = 20
 SEGMENTS_SHOWN_MAX = 5

@@ -18,9 +18,9 @@ from holdfast.runtime.cli import text
 from holdfast.runtime.cli.arguments import add_command, add_common, add_job, root_of
 from holdfast.runtime.cli.log.output import Placed, as_json_line
 from holdfast.runtime.cli.reporting import advise, print_json
+from holdfast.runtime.inspect.stored import Stored, open_job
 from holdfast.runtime.job import dlq_places
 from holdfast.runtime.job.redrive import Count, Redrive, newest_letters, open_dlq, sources_in
-from holdfast.runtime.job.stored import Stored, open_job
 from holdfast.runtime.rows.dead_letters import decode_row
 from holdfast.storage.held_values import rows_of
 from holdfast.storage.log.log import LogReader

@@ -20,7 +20,7 @@ from holdfast.runtime.cli.arguments import add_command, add_job, root_of
 from holdfast.runtime.cli.operate.history import status_of
 from holdfast.runtime.cli.operate.newest import add_last, advise_of_rest, newest_of
 from holdfast.runtime.cli.reporting import advise, print_json
-from holdfast.runtime.job.stored import Stored, open_job
+from holdfast.runtime.inspect.stored import Stored, open_job
 from holdfast.runtime.wire.clock import SystemClock
 
 NEWEST_SHOWN = 40

@@ -8,8 +8,8 @@ from typing import Any
 from holdfast.runtime.cli.arguments import add_command, add_job, root_of
 from holdfast.runtime.cli.operate.history import status_of
 from holdfast.runtime.cli.reporting import print_json
+from holdfast.runtime.inspect.stored import open_job
 from holdfast.runtime.job.explain import findings
-from holdfast.runtime.job.stored import open_job
 from holdfast.runtime.wire.clock import SystemClock
 
 

@@ -21,7 +21,7 @@ from holdfast.runtime.cli import text
 from holdfast.runtime.cli.arguments import add_command, add_job, root_of
 from holdfast.runtime.cli.reporting import advise, print_json
 from holdfast.runtime.fork.forking import Fork, check_new, fork
-from holdfast.runtime.job.stored import checkpoint_of, open_job
+from holdfast.runtime.inspect.stored import checkpoint_of, open_job
 from holdfast.runtime.operators.contract import operator_of
 from holdfast.runtime.plan.graph import is_name
 from holdfast.runtime.wire.clock import SystemClock

@@ -20,9 +20,9 @@ from holdfast.checkpoint.manifest import Manifest
 from holdfast.errors import Damaged, NotFound
 from holdfast.model import DriverProcess
 from holdfast.ports import ObjectStore
+from holdfast.runtime.inspect.stored import Stored, read_live
 from holdfast.runtime.job import status
 from holdfast.runtime.job.live import Number, Problem, RestartRow, SinkRow, SourceRow, State, Status
-from holdfast.runtime.job.stored import Stored, read_live
 from holdfast.runtime.plan.units import units_of
 from holdfast.runtime.wire.presence import is_gone, is_running
 

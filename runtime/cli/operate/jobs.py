@@ -10,7 +10,7 @@ from holdfast.runtime.cli import text
 from holdfast.runtime.cli.arguments import add_command, root_of
 from holdfast.runtime.cli.operate.history import status_of
 from holdfast.runtime.cli.reporting import advise, print_json
-from holdfast.runtime.job.stored import job_names, open_job
+from holdfast.runtime.inspect.stored import job_names, open_job
 from holdfast.runtime.wire.clock import SystemClock
 
 FIELDS = ("job", "state", "generation", "timeline", "checkpoint", "driver", "reason")

@@ -33,8 +33,8 @@ from holdfast.runtime.cli.arguments import add_app, add_command, add_job, add_ti
 from holdfast.runtime.cli.operate.history import RUNNING, status_of
 from holdfast.runtime.cli.reporting import advise, print_json
 from holdfast.runtime.cli.start.run import add_adopt
+from holdfast.runtime.inspect.stored import Stored, open_job
 from holdfast.runtime.job import requests
-from holdfast.runtime.job.stored import Stored, open_job
 from holdfast.runtime.wire.clock import SystemClock
 from holdfast.runtime.wire.presence import is_gone
 

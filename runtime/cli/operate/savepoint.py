@@ -19,9 +19,9 @@ from holdfast.errors import ConfigError, Unavailable, Where
 from holdfast.runtime.cli.arguments import add_command, add_job, add_timeout, root_of, timeout_of
 from holdfast.runtime.cli.operate.history import RUNNING, status_of
 from holdfast.runtime.cli.reporting import advise, print_json
+from holdfast.runtime.inspect.stored import Stored, open_job
 from holdfast.runtime.job import requests
 from holdfast.runtime.job.naming import Naming, check_name
-from holdfast.runtime.job.stored import Stored, open_job
 from holdfast.runtime.wire.clock import SystemClock
 
 LOOK_EVERY_S = 0.2

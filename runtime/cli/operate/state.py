@@ -15,9 +15,9 @@ from holdfast.runtime.inspect.comparison import differences, schema_of
 from holdfast.runtime.inspect.keyhistory import history_of
 from holdfast.runtime.inspect.reading import At, at_checkpoint, objects_of, operator_in, parts_of, reading_of
 from holdfast.runtime.inspect.sizes import OperatorSize, Stock, size_of
+from holdfast.runtime.inspect.stored import open_job
 from holdfast.runtime.inspect.topic import with_topic
 from holdfast.runtime.inspect.view import view_of
-from holdfast.runtime.job.stored import open_job
 
 _ACTIONS = (
     ("get", "show the state of one key", "get hot-auctions hot 17"),

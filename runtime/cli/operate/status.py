@@ -13,9 +13,9 @@ from holdfast.runtime.cli import text
 from holdfast.runtime.cli.arguments import add_command, root_of
 from holdfast.runtime.cli.operate.history import status_of
 from holdfast.runtime.cli.reporting import advise, print_json
+from holdfast.runtime.inspect.stored import Stored, open_job
 from holdfast.runtime.job.live import Checkpoint, Late, Number, SourceRow, Status, Worker
 from holdfast.runtime.job.status import time_held
-from holdfast.runtime.job.stored import Stored, open_job
 from holdfast.runtime.wire.clock import SystemClock
 
 WATCH_EVERY_S = 1.0

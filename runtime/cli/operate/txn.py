@@ -22,7 +22,7 @@ from holdfast.runtime.cli.arguments import add_app, add_command, add_common, add
 from holdfast.runtime.cli.operate.history import RUNNING, status_of
 from holdfast.runtime.cli.operate.rewind import PLAN_ONLY, job_of
 from holdfast.runtime.cli.reporting import advise, print_json
-from holdfast.runtime.job.stored import Stored, open_job
+from holdfast.runtime.inspect.stored import Stored, open_job
 from holdfast.runtime.wire.clock import SystemClock
 from holdfast.sinks.contract.transactions import Hidden, Transactions, transactional
 

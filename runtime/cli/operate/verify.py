@@ -27,9 +27,9 @@ from holdfast.model import Epoch, ObjectRef
 from holdfast.ports import ObjectStore
 from holdfast.runtime.cli import text
 from holdfast.runtime.cli.reporting import advise, print_json
+from holdfast.runtime.inspect.log_end import beyond_the_log, way_out
+from holdfast.runtime.inspect.stored import Stored
 from holdfast.runtime.inspect.topic import check_topic
-from holdfast.runtime.job.log_end import beyond_the_log, way_out
-from holdfast.runtime.job.stored import Stored
 from holdfast.sinks.contract.changelogs import shown_place
 from holdfast.state.blocks import deltas_of
 from holdfast.state.changelog import opened

@@ -30,9 +30,9 @@ from holdfast.runtime.execution.checks.ordered import refuse
 from holdfast.runtime.execution.holdings import read_holdings
 from holdfast.runtime.execution.results import with_places
 from holdfast.runtime.execution.targets import at_a_start
+from holdfast.runtime.inspect.stored import read_live
 from holdfast.runtime.job.live import Problem
 from holdfast.runtime.job.status import RECORDS_AT_RISK, STALE_AFTER_MS, records_at_risk
-from holdfast.runtime.job.stored import read_live
 from holdfast.runtime.plan.loss import Look, at_risk
 from holdfast.runtime.plan.model import SinkSpec, SourceSpec
 from holdfast.runtime.plan.source import Captured, capture_of, copied, in_folder, removing

@@ -265,7 +265,7 @@ def choices_of(args: argparse.Namespace) -> Choices:
 
 def _with_way_out(prepared: Prepared, outcome: Outcome) -> Outcome:
     """Return the outcome; an error about a damaged object names the checkpoint that can do without it."""
-    from holdfast.runtime.job.damage import with_way_out
+    from holdfast.runtime.inspect.damage import with_way_out
 
     if outcome.error is None:
         return outcome

@@ -15,8 +15,8 @@ from holdfast.errors import Fenced, NotFound, Where
 from holdfast.model import DriverProcess
 from holdfast.ports import ObjectStore
 from holdfast.runtime.execution.facts import Facts
+from holdfast.runtime.inspect.stored import read_live
 from holdfast.runtime.job import status
-from holdfast.runtime.job.stored import read_live
 from holdfast.runtime.wire.presence import is_gone
 
 LOOK_EVERY_S = 0.2

@@ -17,8 +17,8 @@ from holdfast.checkpoint.joblog import Completed
 from holdfast.checkpoint.manifest import objects
 from holdfast.errors import Damaged
 from holdfast.runtime.config.settings import root_given
-from holdfast.runtime.job.checkpoints import kind_of, offsets_of
-from holdfast.runtime.job.stored import Stored, open_job
+from holdfast.runtime.inspect.checkpoints import kind_of, offsets_of
+from holdfast.runtime.inspect.stored import Stored, open_job
 from holdfast.runtime.spark.tables.columns import arrow_schema, check_columns, converted, spark_schema
 from holdfast.runtime.spark.tables.source_options import absolute, checked_options
 

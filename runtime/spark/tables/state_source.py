@@ -20,8 +20,8 @@ from pyspark.sql.types import StructType
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.runtime.config.settings import root_given
 from holdfast.runtime.inspect.reading import At, at_checkpoint, operator_in, reading_of
+from holdfast.runtime.inspect.stored import open_job
 from holdfast.runtime.inspect.view import view_of
-from holdfast.runtime.job.stored import open_job
 from holdfast.runtime.spark.tables.columns import arrow_schema, check_columns, converted, spark_schema
 from holdfast.runtime.spark.tables.source_options import absolute, checked_options, wrong_option
 

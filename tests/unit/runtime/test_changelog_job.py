@@ -21,7 +21,7 @@ from played_jobs import RandomJob
 import holdfast as hf
 from holdfast.runtime.config.settings import CONTINUOUS, MICROBATCH
 from holdfast.runtime.inspect.reading import reading_of
-from holdfast.runtime.job.stored import Stored
+from holdfast.runtime.inspect.stored import Stored
 from holdfast.runtime.rows.schema import schema_of
 from holdfast.runtime.testing.cluster import Cluster
 from holdfast.storage.log.compaction import Compactor, Wishes

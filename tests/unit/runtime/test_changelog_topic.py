@@ -37,8 +37,8 @@ from holdfast.runtime.execution.checks import changelog
 from holdfast.runtime.execution.checks.ordered import refuse
 from holdfast.runtime.inspect import topic
 from holdfast.runtime.inspect.reading import reading_of
+from holdfast.runtime.inspect.stored import Stored
 from holdfast.runtime.job.status import of_run
-from holdfast.runtime.job.stored import Stored
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.plan.shown.report import describe, render
 from holdfast.runtime.plan.topic import outputs_of

@@ -33,7 +33,7 @@ from holdfast.runtime.config.settings import CONTINUOUS, MICROBATCH
 from holdfast.runtime.execution.checks import changelog
 from holdfast.runtime.execution.checks.ordered import refuse
 from holdfast.runtime.fork.forking import ATTEMPTS_MAX, Fork, check_new, fork
-from holdfast.runtime.job.stored import Stored, checkpoint_of
+from holdfast.runtime.inspect.stored import Stored, checkpoint_of
 from holdfast.runtime.plan.topic import outputs_of
 from holdfast.runtime.rows.schema import schema_of
 from holdfast.runtime.testing.cluster import Cluster

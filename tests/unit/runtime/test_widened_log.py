@@ -22,9 +22,9 @@ from holdfast.runtime.cli.start.plan import obstacles
 from holdfast.runtime.config.settings import resolve
 from holdfast.runtime.execution.facts import Choices
 from holdfast.runtime.execution.prepare import Prepared, prepare
+from holdfast.runtime.inspect.stored import open_job
 from holdfast.runtime.job import status
 from holdfast.runtime.job.explain import findings
-from holdfast.runtime.job.stored import open_job
 from holdfast.runtime.testing.cluster import Cluster
 from holdfast.storage.log.log import LogReader, LogWriter, create_log
 from holdfast.storage.objects import LocalObjects

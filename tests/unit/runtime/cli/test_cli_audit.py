@@ -20,7 +20,7 @@ from holdfast.errors import Unavailable
 from holdfast.runtime.audit.report import Report
 from holdfast.runtime.cli.operate.audit import audited
 from holdfast.runtime.cli.start.jobfile import load
-from holdfast.runtime.job.stored import open_job
+from holdfast.runtime.inspect.stored import open_job
 from holdfast.runtime.testing.cluster import Cluster
 from holdfast.sinks.contract.audited import AuditQuery, TargetContents
 from holdfast.state.keys.keygroups import range_of

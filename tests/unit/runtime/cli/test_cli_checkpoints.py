@@ -10,7 +10,7 @@ import pytest
 from holdfast.checkpoint import folds
 from holdfast.checkpoint.repository import record_path
 from holdfast.errors import Damaged
-from holdfast.runtime.job.log_end import read_whole_log
+from holdfast.runtime.inspect.log_end import read_whole_log
 
 if TYPE_CHECKING:
     from tests.unit.runtime.cli.conftest import Ended, History

@@ -18,9 +18,9 @@ from holdfast.runtime.cli.main import COMMANDS
 from holdfast.runtime.cli.operate.savepoint import name_last
 from holdfast.runtime.execution.checks import savepoint
 from holdfast.runtime.execution.checks.ordered import refuse
+from holdfast.runtime.inspect.stored import Stored, open_job
 from holdfast.runtime.job import requests
 from holdfast.runtime.job.requests import Inbox, Request
-from holdfast.runtime.job.stored import Stored, open_job
 
 if TYPE_CHECKING:
     from tests.unit.runtime.cli.conftest import Ended, History

@@ -12,7 +12,7 @@ from holdfast.checkpoint.catalogue import Retention
 from holdfast.checkpoint.repository import Repository
 from holdfast.errors import ConfigError, Damaged
 from holdfast.runtime.cli.operate.rewind import planned
-from holdfast.runtime.job.stored import Stored
+from holdfast.runtime.inspect.stored import Stored
 from holdfast.runtime.rewind.target import Wanted
 from holdfast.storage.objects import LocalObjects
 

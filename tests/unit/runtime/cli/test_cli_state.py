@@ -14,7 +14,7 @@ from stored_state import START, app, bid, labels, written_to
 
 from holdfast.checkpoint import joblog
 from holdfast.model import Epoch
-from holdfast.runtime.job.stored import open_job
+from holdfast.runtime.inspect.stored import open_job
 from holdfast.testing import TestDriver
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from holdfast.errors import ConfigError
-from holdfast.runtime.job.stored import open_job
+from holdfast.runtime.inspect.stored import open_job
 from holdfast.runtime.wire.presence import myself
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.checkpoint.repository import Repository
 from holdfast.errors import Damaged, ErrorReport
-from holdfast.runtime.job.damage import with_way_out
+from holdfast.runtime.inspect.damage import with_way_out
 
 if TYPE_CHECKING:
     from tests.unit.runtime.cli.conftest import History

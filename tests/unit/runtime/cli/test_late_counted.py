@@ -18,8 +18,8 @@ from holdfast.runtime.cli.start.run import late_so_far, summary
 from holdfast.runtime.config.settings import resolve
 from holdfast.runtime.execution.executing import Outcome
 from holdfast.runtime.execution.prepare import prepare
+from holdfast.runtime.inspect.stored import open_job
 from holdfast.runtime.job import status
-from holdfast.runtime.job.stored import open_job
 from holdfast.runtime.testing.cluster import Cluster
 from holdfast.storage.log.log import LogWriter, create_log
 from holdfast.storage.objects import LocalObjects

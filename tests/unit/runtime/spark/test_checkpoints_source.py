@@ -14,7 +14,7 @@ from stored_state import app, bid, written_to
 import holdfast as hf
 from holdfast.errors import Unavailable
 from holdfast.runtime.cli.main import main
-from holdfast.runtime.job.stored import checkpoint_of, open_job
+from holdfast.runtime.inspect.stored import checkpoint_of, open_job
 from holdfast.runtime.spark.tables import checkpoints_source
 from holdfast.runtime.spark.tables.checkpoints_source import CheckpointsSource
 from holdfast.testing import TestDriver

@@ -9,7 +9,7 @@ from holdfast.checkpoint.joblog import Completed, Job
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.errors import Damaged
 from holdfast.model import SnapshotHandle
-from holdfast.runtime.job.stored import Stored
+from holdfast.runtime.inspect.stored import Stored
 
 
 def described_checkpoint(found: Completed, manifest: Manifest) -> dict[str, Any]:
