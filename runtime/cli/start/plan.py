@@ -18,7 +18,7 @@ from holdfast.runtime.cli.start.jobfile import load
 from holdfast.runtime.cli.start.run import add_drop_state, add_job_arguments, flags_of
 from holdfast.runtime.config.settings import Settings, misspelt, resolve
 from holdfast.runtime.execution.checks import fork_targets, secrets, sources
-from holdfast.runtime.execution.checks.ordered import WITHOUT_STORAGE, pass_all
+from holdfast.runtime.execution.checks.ordered import OF_SETTINGS, pass_all
 from holdfast.runtime.execution.facts import facts_of
 from holdfast.runtime.execution.inputs import look_at
 from holdfast.runtime.plan.memory import container_share
@@ -57,7 +57,7 @@ def handle(args: argparse.Namespace) -> int:
     app = load(args.file, args.app)
     settings = resolve(app, flags_of(args), os.environ)
     facts = facts_of(app.plan(), settings)
-    pass_all(WITHOUT_STORAGE, facts)
+    pass_all(OF_SETTINGS, facts)
     plan = facts.plan
     repository = Repository(open_objects(join(settings.root, plan.app), writable=False))
     job = repository.read_log()

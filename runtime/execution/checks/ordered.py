@@ -36,10 +36,10 @@ from holdfast.runtime.execution.facts import Facts
 
 Check: TypeAlias = Callable[[Facts], HoldfastError | None]
 
-WITHOUT_STORAGE: tuple[Check, ...] = (private_memory.check, own_root.check, state_memory.check, microbatch.check)
-"""Of plan and settings alone: nothing is opened."""
-ANY_JOB: tuple[Check, ...] = (*WITHOUT_STORAGE, savepoint.check)
-"""Of every start; then the job log decides what follows."""
+OF_SETTINGS: tuple[Check, ...] = (own_root.check, state_memory.check, microbatch.check)
+"""Of plan and settings alone; `holdfast plan` shows no plan that they refuse."""
+ANY_JOB: tuple[Check, ...] = (private_memory.check, *OF_SETTINGS, savepoint.check)
+"""Of every start; nothing is opened before the last one. Then the job log decides what follows."""
 OF_A_FINISHED_JOB: tuple[Check, ...] = (finished_rows.check,)
 """Of a job that is not run again, instead of those that follow."""
 BEFORE_TARGETS: tuple[Check, ...] = (

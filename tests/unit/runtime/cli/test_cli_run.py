@@ -48,8 +48,8 @@ def file(tmp_path: Path) -> str:
 class TestTheLastLine:
     def test_counts_rewinds_apart_from_restarts(self) -> None:
         sinks = [SimpleNamespace(sink=SimpleNamespace(where="out.db"))]
-        empty = SimpleNamespace(read_log=lambda: None)
-        prepared: Any = SimpleNamespace(plan=SimpleNamespace(app="hot", sinks=sinks), job=None, repository=empty)
+        folder = SimpleNamespace(job=None, repository=SimpleNamespace(read_log=lambda: None))
+        prepared: Any = SimpleNamespace(plan=SimpleNamespace(app="hot", sinks=sinks), folder=folder)
         for rewinds, said in ((0, "1 restart in 2.0 s"), (1, "1 restart, 1 rewind in 2.0 s")):
             restarts = [{"at": 1, "cause": "x", "generation": 2, "rewind": n > 0} for n in range(1 + rewinds)]
             line = summary(
