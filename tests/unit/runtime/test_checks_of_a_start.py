@@ -86,7 +86,7 @@ class Records:
 
 
 class Renewed(MemoryObjects):
-    """A folder in which a driver of another host renews `live.json` all the time."""
+    """A folder in which a live driver renews `live.json` all the time."""
 
     def get(self, path: str) -> bytes:
         return json.dumps(shown(running(), driver=myself("other", time.time_ns() // 1000))).encode()
@@ -210,6 +210,9 @@ class TestChecks:
         known = continued(facts(tmp_path), out=mine)
         for stage in STAGES:
             ordered.pass_all(stage, known)
+
+    def test_of_settings_show_a_plan_whose_places_only_a_run_refuses(self, tmp_path: Path) -> None:
+        ordered.pass_all(ordered.OF_SETTINGS, CASES["private_memory"](tmp_path))
 
 
 class TestFacts:
