@@ -180,6 +180,30 @@ CASES: dict[str, Callable[[Path], Facts]] = {
     "adoption": lambda folder: continued(facts(folder, choices=Choices(adopt_targets=["elsewhere"]))),
     "holdings": lambda folder: continued(facts(folder), out=Holding(Held("other", Generation(9)), None)),
 }
+WORDS = {
+    "private_memory": "the root is memory://here, which is in the memory of one process",
+    "own_root": "and so also the files of the job itself",
+    "state_memory": "state_memory is 64MiB, and every worker",
+    "microbatch": "standbys is 1, but in microbatch mode",
+    "savepoint": "has no savepoint 'v9'",
+    "finished_rows": "has finished, and its source 'orders' has other rows now",
+    "fork_targets": "to which job 'first' delivers its sink 'out'; this job was forked from its epoch 1",
+    "key_groups": "was created with key_groups=128, but now has key_groups=16",
+    "second_run": "is running on",
+    "changelog": "has its changelog in the root, but the state of epoch 1 is in",
+    "undelivered": "no longer has the sink 'copy', but output for it is committed and not delivered yet",
+    "written_immediately": "was written at each commit until now, and would now be written immediately",
+    "rewound": "was rewound and sink 'copy' may hold output to undo",
+    "kept_state": "state is kept for former, which the app no longer has",
+    "secrets": "sink 'out': the environment variable NOT_SET_HERE",
+    "sources": "no log exists at",
+    "inputs": "another log",
+    "moved_targets": "the output of sink 'out' is not undone yet: its output is in",
+    "rivals": "sink 'out'",
+    "adoption": "--adopt-targets elsewhere: the job has no sink of this name",
+    "holdings": "another run took it over, in generation 9",
+}
+"""What the refusal of each case says."""
 STAGES = ordered.ANY_JOB, ordered.OF_A_FINISHED_JOB, ordered.BEFORE_TARGETS, ordered.OF_TARGETS
 
 
@@ -201,8 +225,9 @@ class TestChecks:
         (stage,) = (stage for stage in STAGES if name in map(ordered.name_of, stage))
         refused = [ordered.name_of(check) for check in stage if check(known) is not None]
         assert refused[0] == name
-        with pytest.raises(hf.HoldfastError):
+        with pytest.raises(hf.HoldfastError) as caught:
             ordered.pass_all(stage, known)
+        assert WORDS[name] in caught.value.what
 
     def test_accept_a_start_that_continues_where_the_last_one_ended(self, tmp_path: Path) -> None:
         create_log(LocalObjects(tmp_path / "orders"), schema_of(Order))
