@@ -41,7 +41,7 @@ from holdfast.checkpoint import append, catalogue, coordinator, joblog
 from holdfast.checkpoint.repository import Repository
 from holdfast.errors import JobFailed
 from holdfast.model import Epoch, Generation, Pending, Staged, Tag, Writer
-from holdfast.runtime.driver import deployment, gathering, master, repair, rewinding
+from holdfast.runtime.driver import deployment, gathering, master, repair
 from holdfast.runtime.driver import requests as master_requests
 from holdfast.runtime.inspect import reading
 from holdfast.runtime.operators.backlog import Backlog
@@ -335,7 +335,7 @@ MUTANTS = (
     Mutant("finish-leaves-a-backlog", "P13", "a job that is asked to finish reads nothing more of its input",
            (Swap(subtask.SubtaskRun, "end_input", wrong_endings.gives_up_the_backlog),), needs="ends"),
     Mutant("rewind-forgotten", "P6", "a rewind is accepted and never begun",
-           (Swap(rewinding, "accept", wrong_endings.forgets_to_rewind),), needs="rewinds"),
+           (Swap(master_requests, "accept_rewind", wrong_endings.forgets_to_rewind),), needs="rewinds"),
     Mutant("old-writers-last", "P20", "after a rescale new writers do not wait for the output of older ones",
            (Swap(master, "older_output_is_left", wrong_recoveries.waits_for_no_older_writer),), needs="rescales"),
     Mutant("committer-drops-a-writer", "P18", "one commit for all writers leaves out the last of them",

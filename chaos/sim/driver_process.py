@@ -30,7 +30,7 @@ from holdfast.runtime.config.settings import CONTINUOUS
 from holdfast.runtime.driver.invariants import validate
 from holdfast.runtime.driver.loop import DriverLoop
 from holdfast.runtime.driver.master import RewindWanted, Rules
-from holdfast.runtime.driver.rewinding import ways_back
+from holdfast.runtime.driver.requests import ways_back
 from holdfast.runtime.driver.state import Site
 from holdfast.runtime.plan.model import Plan
 from holdfast.runtime.wire import messages as m

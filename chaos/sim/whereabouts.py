@@ -9,7 +9,6 @@ from holdfast.chaos.sim.driver_process import DriverProcess
 from holdfast.chaos.sim.faults.points import RECORDS, Point, of_lane
 from holdfast.chaos.sim.worker_process import WorkerProcess
 from holdfast.checkpoint import append, coordinator
-from holdfast.runtime.driver.deployment import all_ready
 from holdfast.runtime.driver.partitions import unassigned
 from holdfast.runtime.driver.state import Gathering, Opening, Running
 
@@ -75,7 +74,7 @@ def _driver_points(driver: DriverProcess) -> Iterator[Point]:
         case Gathering():
             yield Point.RECOVER
         case Running(epochs=epochs) as running:
-            if not all_ready(state):
+            if not state.all_ready:
                 yield Point.RECOVER
             if isinstance(epochs, coordinator.Collecting):
                 yield Point.ACK

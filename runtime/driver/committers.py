@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from holdfast.checkpoint.committing import COMMITTER
 from holdfast.model import NO_EPOCH, Pending
-from holdfast.runtime.driver.state import Master, Running, Send
+from holdfast.runtime.driver.events import Send
+from holdfast.runtime.driver.state import Master, Running
 from holdfast.runtime.wire import messages as m
 from holdfast.sinks.protocol import delivery
 

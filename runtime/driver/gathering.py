@@ -3,6 +3,10 @@
 A generation on a timeline without a completed checkpoint may follow a rewind whose repairs were cut short. It repairs
 every target again before it deploys anything; repairing a target twice changes nothing.
 
+A path without a host names a different folder on every machine. A worker elsewhere would find an empty root, read no
+input, or write results that no reader finds, and nothing would fail. So a worker that registers from another machine
+ends a run that uses such paths, before any subtask is assigned.
+
 Invariants
     - Nothing is deployed before the base is known and every target is repaired (P21).
     - Every subtask gets a worker, and keeps the one it had.
@@ -14,20 +18,26 @@ Source: DESIGN sections 3, 9; PROTOCOL P5, P10, P21.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from holdfast.checkpoint import coordinator
 from holdfast.checkpoint.manifest import Confirmed, Manifest
-from holdfast.errors import ConfigError, Where
+from holdfast.errors import ConfigError, ErrorReport, Where
 from holdfast.frozen import replace
 from holdfast.model import NO_EPOCH, Generation, Subtask, Tag, Writer
-from holdfast.runtime.driver.deployment import assigned, confirm, deployments
+from holdfast.runtime.driver import standbys
+from holdfast.runtime.driver.deployment import confirm, deployments
+from holdfast.runtime.driver.events import LoadManifest, RepairTargets, Send, Step
 from holdfast.runtime.driver.failover import end, launch_missing
-from holdfast.runtime.driver.hosts import standbys
 from holdfast.runtime.driver.partitions import with_those_of
-from holdfast.runtime.driver.state import Gathering, LoadManifest, Master, RepairTargets, Restart, Running, Send, Step
+from holdfast.runtime.driver.state import Gathering, Master, Restart, Rules, Running
 from holdfast.runtime.wire import messages as m
+from holdfast.traits import local
+
+if TYPE_CHECKING:
+    from holdfast.runtime.plan.model import Plan  # loads Polars, which commands that only inspect a job do not need
 
 
 def gather(state: Master, now: float) -> Step:
@@ -114,7 +124,7 @@ def deploy_if_complete(state: Master, now: float) -> Step:
     if state.recovering_since is not None:
         deployed = replace(state.restarts[-1], deployed_after=now - state.recovering_since)
         state = replace(state, restarts=(*state.restarts[:-1], deployed))
-    return state, [Send(*each) for each in deployments(state, phase.base, assigned(state))]
+    return state, [Send(*each) for each in deployments(state, phase.base, state.assigned)]
 
 
 def _with_roles(state: Master) -> Master:
@@ -126,3 +136,40 @@ def _with_roles(state: Master) -> Master:
             chosen = standbys.newest_copy(state, subtask, [w for w in workers if workers[w].subtask is None])
             workers[chosen] = replace(workers[chosen], role=m.Active(subtask), copies=())
     return replace(state, workers=workers)
+
+
+def local_paths(plan: Plan, root: str) -> tuple[str, ...]:
+    """Return the job's files on a disk of this machine, each as a few words with the path."""
+    from holdfast.runtime.plan.topic import outputs_of  # imports Polars, which `status` does not need
+
+    named = [("the root", path) for path in local(root)]
+    named += [(f"source {spec.name!r}", path) for spec in plan.sources for path in spec.source.traits.local_paths]
+    named += [(f"sink {spec.name!r}", path) for spec in outputs_of(plan) for path in spec.sink.traits.local_paths]
+    return tuple(f"{what} at {path}" for what, path in named if not path.startswith("memory://"))
+
+
+def placement_refusal(rules: Rules, worker: m.Register) -> ErrorReport | None:
+    """Return why the run must end because this worker registered, or None."""
+    return elsewhere(rules.name, rules.machine, rules.local_paths, (worker.host, worker.boot_id))
+
+
+def elsewhere(
+    job: str, driver: tuple[str, str] | None, paths: tuple[str, ...], here: tuple[str, str]
+) -> ErrorReport | None:
+    """Return why a job with these local paths must not run here, or None.
+
+    Args:
+        driver: Host name and boot id of the driver's machine.
+        here: Those of a worker's, or a task's.
+    """
+    if not paths or driver is None or here == driver:
+        return None
+    error = ConfigError(
+        f"a worker started on {here[0]}, the driver is on {driver[0]}, and the job uses paths that are "
+        f"local to each machine: {'; '.join(paths)}",
+        not_done="nothing was read there; state and output are untouched",
+        next_step="use s3:// URLs for the root and for logs; or, if all machines mount the same file system at these "
+        "paths, set HOLDFAST_SHARED_PATHS=true (not for SQLite unless its locks work there)",
+        where=Where(job=job),
+    )
+    return error.report()

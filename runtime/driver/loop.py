@@ -7,7 +7,7 @@ Invariants
     - Events are handled one at a time, to completion, and timers are checked after each.
     - An append whose outcome is unknown is sent again until its slot is read (P4).
 
-Source: DESIGN sections 2 to 4; PROTOCOL P4, P9.
+Source: DESIGN sections 2 to 4; PROTOCOL P4, P9; docs/design/0116-roots-that-go.md.
 """
 
 from __future__ import annotations
@@ -20,22 +20,23 @@ from functools import partial
 from typing import Any, Protocol
 
 from holdfast.checkpoint import joblog
+from holdfast.checkpoint.joblog import record_path
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.repository import Repository, RootLost
 from holdfast.errors import Damaged, ErrorReport, Fenced, HoldfastError, Unavailable
-from holdfast.model import Generation, ObjectRef, WorkerId, Writer
+from holdfast.frozen import replace
+from holdfast.model import Epoch, Generation, ObjectRef, WorkerId, Writer
 from holdfast.ports import Clock, Lane
-from holdfast.runtime.driver import lost_root, master
+from holdfast.runtime.driver import master
 from holdfast.runtime.driver.background.compactions import Compactions
 from holdfast.runtime.driver.background.folds import Folds
+from holdfast.runtime.driver.background.listings import Listings
 from holdfast.runtime.driver.background.loss_alarm import LossAlarm
 from holdfast.runtime.driver.background.publications import Publications
 from holdfast.runtime.driver.background.sweep import Sweep
-from holdfast.runtime.driver.killing import Kills
-from holdfast.runtime.driver.killing_ends import noted
-from holdfast.runtime.driver.listing import Listings
+from holdfast.runtime.driver.killing import noted
 from holdfast.runtime.driver.repair import Repairs
-from holdfast.runtime.driver.state import Site
+from holdfast.runtime.driver.state import Kills, Master, Site
 from holdfast.runtime.plan.model import SinkSpec, SourceSpec
 from holdfast.runtime.wire import messages as m
 from holdfast.sinks.contract.changelogs import Changelog
@@ -256,7 +257,7 @@ class DriverLoop:
             elif isinstance(result, joblog.Job) and self._is_overtaken_in(result):
                 self.outcome = "fenced", master.taken_over(result)
             elif (lost := self._lost_in(result)) is not None:
-                self.outcome = REFUSED, lost_root.report(self.state, self._last, lost)
+                self.outcome = REFUSED, report_of_lost_root(self.state, self._last, lost)
             else:
                 self.outcome = how, error
 
@@ -330,7 +331,7 @@ class DriverLoop:
             assert isinstance(error, BaseException)
             raise error
         if isinstance(error, RootLost):
-            self._perform(*master.end(self.state, REFUSED, lost_root.report(self.state, self._last, error)))
+            self._perform(*master.end(self.state, REFUSED, report_of_lost_root(self.state, self._last, error)))
         else:
             self._perform(*master.end(self.state, "failed", error.report()))
 
@@ -342,3 +343,50 @@ class DriverLoop:
 
     def _now(self) -> float:
         return self._ports.clock.monotonic()
+
+
+SHOWN_MAX = 20
+"""How many positions and targets the message names."""
+
+
+def report_of_lost_root(state: Master, last: Manifest | None, error: HoldfastError) -> ErrorReport:
+    """Return the error with what the job had done and where its state still is.
+
+    Args:
+        last: The manifest of the last completed epoch; None if it is unknown.
+    """
+    said, job = error.report(), state.log.job
+    if job is None or not job.completed:
+        return said
+    through = job.base_epoch
+    kept = [f"{said.not_done}. The last checkpoint was that of epoch {through}"]
+    if last is not None and last.epoch == through:
+        read = [f"{at.source}:{at.partition} at {at.offset}" for at in last.positions]
+        kept.append(f"the sources were read as far as {_shown(read)}")
+    if delivered := _delivered(state):
+        targets = [f"{sink} through epoch {epoch}" for sink, epoch in delivered]
+        kept.append(f"targets keep what was delivered: {_shown(targets)}")
+    if hosts := sorted({hosted.host for hosted in state.workers.values() if hosted.subtask is not None}):
+        kept.append(
+            f"the state as of epoch {through} is in the memory of the workers, which ends with this run; their local "
+            f"folders on {', '.join(hosts)} lag behind it, and only a root with this log can use them"
+        )
+    next_step = (
+        f"put the root back as it was (undo the move, mount it, or restore a copy that has "
+        f"{record_path(job.next_seq - 1)}) and run the job again: it continues after epoch {through}. Without such "
+        "a copy the state cannot be restored: begin under another name, with targets of its own, and it reads its "
+        "sources from the start"
+    )
+    return replace(said, job=job.name, epoch=through, not_done="; ".join(kept), next=next_step)
+
+
+def _delivered(state: Master) -> list[tuple[str, Epoch]]:
+    newest: dict[str, Epoch] = {}
+    for writer, tag in state.confirmed.items():
+        newest[writer.sink] = max(newest.get(writer.sink, tag.epoch), tag.epoch)
+    return sorted(newest.items())
+
+
+def _shown(items: list[str]) -> str:
+    more = f" and {len(items) - SHOWN_MAX} more" if len(items) > SHOWN_MAX else ""
+    return ", ".join(items[:SHOWN_MAX]) + more

@@ -67,13 +67,10 @@ from holdfast.checkpoint.manifest import Manifest
 from holdfast.errors import ErrorReport, Fenced, HoldfastError, Where
 from holdfast.frozen import changed, replace
 from holdfast.model import NO_EPOCH, Epoch, ObjectRef, SourcePosition, Tag, Timeline, WorkerId
-from holdfast.runtime.driver import killing, partitions, retention, rewinding, severed
-from holdfast.runtime.driver.abreast import hold_back
+from holdfast.runtime.driver import killing, partitions, requests, retention, standbys
 from holdfast.runtime.driver.committers import behind, hand_over
 from holdfast.runtime.driver.deployment import (
     all_ended,
-    all_ready,
-    assigned,
     completion,
     confirm,
     deployments,
@@ -81,23 +78,50 @@ from holdfast.runtime.driver.deployment import (
     nothing_new,
     older_output_is_left,
 )
+from holdfast.runtime.driver.events import (
+    Cancel,
+    CreateRecord,
+    Dismiss,
+    Effect,
+    End,
+    Launch,
+    ListPartitions,
+    LoadManifest,
+    RepairTargets,
+    Send,
+    Step,
+    StoreManifest,
+    Sweep,
+)
 from holdfast.runtime.driver.failover import (
-    all_hosted,
     all_run,
+    breaks,
+    cause_of,
+    channels_are_due,
     count_failure,
     end,
+    forget_old,
     forgive_own_pause,
     launch_ended,
     launch_missing,
     lose,
     lost,
+    noted,
+    proved,
     spoken_for,
     standby_failed,
+    to_replace,
+    trust,
 )
-from holdfast.runtime.driver.gathering import base_loaded, deploy_if_complete, gather, repaired
-from holdfast.runtime.driver.hosts import placement, standbys
-from holdfast.runtime.driver.hosts.avoiding import forget_old, trust
-from holdfast.runtime.driver.partitions import begin_listing, is_awaited, reason_to_list, unassigned, unlisted
+from holdfast.runtime.driver.gathering import base_loaded, deploy_if_complete, gather, placement_refusal, repaired
+from holdfast.runtime.driver.partitions import (
+    begin_listing,
+    hold_back,
+    is_awaited,
+    reason_to_list,
+    unassigned,
+    unlisted,
+)
 from holdfast.runtime.driver.requests import (
     carry_out,
     close_epoch,
@@ -113,31 +137,18 @@ from holdfast.runtime.driver.requests import (
     unless_taken,
 )
 from holdfast.runtime.driver.state import (
-    Cancel,
     Checked,
-    CreateRecord,
-    Dismiss,
-    Effect,
-    End,
     Gathering,
     GoneSinks,
     Hosted,
     Interrupted,
-    Launch,
-    ListPartitions,
-    LoadManifest,
     Master,
     Opening,
     Over,
-    RepairTargets,
     Restart,
     RewindWanted,
     Rules,
     Running,
-    Send,
-    Step,
-    StoreManifest,
-    Sweep,
 )
 from holdfast.runtime.wire import messages as m
 
@@ -201,7 +212,7 @@ def begin(rules: Rules, owner: str, job: joblog.Job | None, cause: str, at_us: i
 def begin_rewind(rules: Rules, owner: str, job: joblog.Job, asked: RewindWanted, at_us: int) -> Step:
     """Take over a job that is not running, rewind it, repair its targets, and end; no worker is needed."""
     state = Master(rules, append.Quiet(owner, job), Opening("rewinding"))
-    return rewinding.start(state, asked, 0.0, at_us)
+    return requests.start_rewind(state, asked, 0.0, at_us)
 
 
 def record_found(state: Master, record: joblog.Record, now: float, at_us: int) -> Step:
@@ -240,8 +251,8 @@ def registered(state: Master, message: m.Register, now: float) -> Step:
     if message.worker in state.workers:
         return state, []
     launching = {number: at for number, at in state.launching.items() if number != message.launch}
-    refused = placement.refusal(state.rules, message)
-    if refused is not None and state.running is not None and all_hosted(state):  # it would be a standby
+    refused = placement_refusal(state.rules, message)
+    if refused is not None and state.running is not None and state.all_hosted:  # it would be a standby
         state = standby_failed(replace(state, launching=launching), refused.what, now)
         return state, [Send(message.worker, m.Exit(refused.what))]
     hosted = Hosted(message.data_address, message.host, message.pid, message.launch, now)
@@ -264,7 +275,7 @@ def heard(state: Master, message: m.FromWorker, now: float) -> Step:
         return state, []
     if isinstance(message, m.Vitals):
         return spoken_for(state, message, now)
-    if isinstance(message, m.Failed) and message.permanent and not rewinding.is_past(state, message):
+    if isinstance(message, m.Failed) and message.permanent and not requests.is_past(state, message):
         return end(state, "failed", message.error)  # in any generation: it would recur
     if isinstance(message, m.Failed) and message.error.kind == m.ENDED:
         return lose(state, message.worker, message.error.what, message.error, now)  # it may know no generation yet
@@ -278,7 +289,7 @@ def heard(state: Master, message: m.FromWorker, now: float) -> Step:
         case m.Ready():
             hosted = replace(state.workers[message.worker], ready=True, how=message.how)
             state = _update(state, message.worker, hosted)
-            return all_run(state, now) if all_ready(state) else state, []
+            return all_run(state, now) if state.all_ready else state, []
         case m.Ack():
             state = confirm(state, message.part.delivered)
             epochs, effects = coordinator.acked(phase.epochs, message.epoch, message.part)
@@ -309,7 +320,7 @@ def tick(state: Master, now: float, at_us: int) -> Step:
     if isinstance(state.phase, Running):
         state, more = _tick_running(state, state.phase, now, at_us)
         effects += more
-    if isinstance(state.phase, Running) and all_ready(state):
+    if isinstance(state.phase, Running) and state.all_ready:
         reason = reason_to_list(state, state.phase, now, ended=all_ended(state))
         state, more = (state, []) if reason is None else begin_listing(state, state.phase, reason, now)
         effects += more
@@ -333,10 +344,10 @@ def listed(state: Master, number: int, found: Sequence[SourcePosition], now: flo
 def _start_what_is_due(state: Master, now: float, at_us: int) -> Step:
     """Nothing is in flight: start a requested rewind or a recovery that is due, or end a run that only rewinds."""
     if state.rewind is not None:
-        return rewinding.start(state, state.rewind, now, at_us)
+        return requests.start_rewind(state, state.rewind, now, at_us)
     if isinstance(state.phase, Interrupted):
         return _start_generation(state, state.phase.cause, at_us)
-    if (draft := rewinding.end(state)) is not None:
+    if (draft := requests.end_of_rewind(state)) is not None:
         assert isinstance(state.log, append.Quiet)
         log, appends = append.append(state.log, draft, at_us)
         return _log_effects(replace(state, log=log), appends, now, at_us)
@@ -350,7 +361,7 @@ def pulse(state: Master) -> list[Effect]:
     effects += hand_over(state)
     effects += standbys.follow(state)
     if state.running is not None and (committed := _said_by_no_barrier(state, state.running)) is not None:
-        effects += [Send(w, _committed(state, committed)) for w in assigned(state)]
+        effects += [Send(w, _committed(state, committed)) for w in state.assigned]
     return effects + end_input(state)
 
 
@@ -372,9 +383,9 @@ def _said_by_no_barrier(state: Master, phase: Running) -> Epoch | None:
 
 
 def _tick_running(state: Master, phase: Running, now: float, at_us: int) -> Step:
-    if severed.is_due(state, phase, now):
+    if channels_are_due(state, phase, now):
         return _recover_channels(state, phase, now, at_us)
-    if not all_ready(state):
+    if not state.all_ready:
         if now - phase.deployed_at > state.rules.redeploy_every:
             late = [w for w, hosted in state.workers.items() if hosted.subtask is not None and not hosted.ready]
             state = replace(state, phase=replace(phase, deployed_at=now))
@@ -409,9 +420,9 @@ def _tick_running(state: Master, phase: Running, now: float, at_us: int) -> Step
 
 def _recover_channels(state: Master, phase: Running, now: float, at_us: int) -> Step:
     """Start a generation because channels broke between live workers: in place, or with one of them replaced."""
-    found = severed.breaks(state)
-    cause, victim = severed.cause_of(state, found), severed.to_replace(state, found, now)
-    state = replace(severed.noted(state, found, now), recovering_since=phase.broken_since)
+    found = breaks(state)
+    cause, victim = cause_of(state, found), to_replace(state, found, now)
+    state = replace(noted(state, found, now), recovering_since=phase.broken_since)
     if victim is not None:
         return lose(state, victim, f"{cause}; the worker on {state.workers[victim].host} was replaced", None, now)
     state = replace(state, broken_in_a_row=state.broken_in_a_row + 1)
@@ -428,9 +439,9 @@ def _coordinate(state: Master, effects: list[coordinator.Effect], now: float) ->
             case coordinator.Trigger(barrier):
                 assert isinstance(state.phase, Running)
                 trigger = m.Trigger(generation, barrier, state.phase.finishing, state.phase.assigning)
-                out += [Send(w, trigger) for w in assigned(state)]
+                out += [Send(w, trigger) for w in state.assigned]
             case coordinator.Announce(epoch):
-                out += [Send(w, _committed(state, epoch)) for w in assigned(state)]
+                out += [Send(w, _committed(state, epoch)) for w in state.assigned]
             case coordinator.Decide(_, started, _):
                 manifest = next_manifest(state, effect)
                 assert isinstance(state.phase, Running)
@@ -532,10 +543,10 @@ def _completed(state: Master, now: float, at_us: int) -> Step:
     older = state.job.generation > 1 or phase.base is not None
     sweeps: list[Effect] = [Sweep(state.job)] if phase.last is phase.base and older else []
     assert phase.storing is not None
-    passed = standbys.passed(state, phase, phase.storing)
+    passed = standbys.waypoints_after(state, phase, phase.storing)
     phase = replace(phase, epochs=epochs, last=phase.storing, storing=None, final=final, waypoints=passed)
     after = replace(state.phase, running=phase) if isinstance(state.phase, Interrupted) else phase
-    state = replace(severed.proved(state), phase=after, failures_in_a_row=0, broken_in_a_row=0)
+    state = replace(proved(state), phase=after, failures_in_a_row=0, broken_in_a_row=0)
     assert phase.last is not None
     state = replace(state, kills=killing.passed(state.kills, phase.last.positions), unexplained=())
     state = named(state, phase)

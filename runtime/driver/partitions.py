@@ -5,6 +5,9 @@ of them: from a base manifest, or from a listing. While the parallelism stays, a
 the base manifest names. The others go, in this order, to the subtask that has the fewest of their source, the first of
 several. So nothing that is being read moves, and the output of a partition has one writer, in order (P20).
 
+Subtasks of sources that are aligned in event time report how far they are; those that are ahead are told how far they
+may read.
+
 Invariants
     - A deployment holds every partition known by then, at its position in the base manifest or at its first record.
     - Every later trigger holds the partitions that neither the deployment nor the last completed manifest has.
@@ -12,7 +15,7 @@ Invariants
     - The input is over only if a listing that began after every partition had ended shows no other partition.
 
 Pure: no clock, thread or I/O. Part of runtime/driver/master.py.
-Source: PROTOCOL P12, P13, P22; docs/design/0035-partition-discovery.md.
+Source: PROTOCOL P12, P13, P22; docs/design/0035-partition-discovery.md, 0048-event-time-alignment.md.
 """
 
 from __future__ import annotations
@@ -28,16 +31,9 @@ from holdfast.checkpoint.manifest import Manifest
 from holdfast.errors import ConfigError, Damaged, HoldfastError, Where
 from holdfast.frozen import replace
 from holdfast.model import SourcePosition, Subtask
-from holdfast.runtime.driver.state import (
-    Finishing,
-    Listing,
-    ListPartitions,
-    Master,
-    Over,
-    Reason,
-    Running,
-    Step,
-)
+from holdfast.runtime.driver.events import ListPartitions, Send, Step
+from holdfast.runtime.driver.state import ALIGNED_WITHIN_S, Finishing, Hosted, Listing, Master, Over, Reason, Running
+from holdfast.runtime.time.time_alignment import ALWAYS_LEFT, Look, Place, Reached, looked
 from holdfast.runtime.wire import messages as m
 
 LIST_AGAIN_S = 1.0
@@ -46,8 +42,6 @@ LIST_LOSSES_EVERY_S = 10.0
 """Time between two listings that only look for deleted partitions, if the rules give none."""
 FIRST_RECORD = -1
 """In a deployment, instead of an offset: the first record of the partition, wherever that is."""
-Place = tuple[str, int]
-"""Source and partition."""
 
 
 def known(state: Master) -> dict[str, tuple[int, ...]]:
@@ -277,3 +271,57 @@ def refusal_to_grow(job: str, fixed: Mapping[str, str], new: Collection[SourcePo
                 where=Where(job=job, source=at.source, partition=at.partition),
             )
     return None
+
+
+PULSES_PER_WINDOW = 4
+"""Looks in a window, so that a limit outlasts lost and late messages."""
+
+
+# Alignment in event time
+
+
+def hold_back(state: Master, now: float, every: float) -> Step:
+    """Look how far the sources are read; return the limits, for the subtasks that they apply to.
+
+    Args:
+        every: Seconds between two looks.
+    """
+    phase = state.phase
+    if not (isinstance(phase, Running) and state.rules.aligned and state.rules.parallelism > 1 and state.all_ready):
+        return state, []
+    partitions: dict[Place, Reached] = {}
+    reader: dict[Place, Subtask] = {}
+    for hosted in state.workers.values():
+        if hosted.subtask is not None:
+            mine = _reached(state, hosted)
+            partitions |= mine
+            reader |= dict.fromkeys(mine, hosted.subtask)
+    window = max(ALIGNED_WITHIN_S, PULSES_PER_WINDOW * every)
+    before = replace(phase.aligned, window=window)
+    aligned = looked(before, Look(now, partitions), state.rules.aligned)
+    state = replace(state, phase=replace(phase, aligned=aligned))
+    effects = []
+    for worker in state.assigned:
+        subtask = state.workers[worker].subtask
+        others = [(group, limit) for group, limit in aligned.limits.items() if reader[limit.slowest] != subtask]
+        later_than = {source: limit.at_us for group, limit in others for source in group.sources}
+        if aligned.limits or before.limits:  # an empty one ends those that were in force
+            effects.append(Send(worker, m.HoldBack(state.job.generation, later_than, window)))
+    return state, [*effects]
+
+
+def _reached(state: Master, hosted: Hosted) -> dict[Place, Reached]:
+    """Return how far a worker says that it has read the partitions that this run has not read to their end."""
+    said, until = hosted.progress, state.rules.until
+    boundless = {source for group in state.rules.aligned for source in group.boundless}
+    ends = {(at.source, at.partition): at.offset for at in said.ends}
+    ended = {(at.source, at.partition) for at in said.ended}
+    found: dict[Place, Reached] = {}
+    for at in said.positions:
+        place = at.source, at.partition
+        if place in ended or place not in ends:
+            continue
+        end = ends[place] if until is None else min(ends[place], until[at.source].get(at.partition, 0))
+        left = ALWAYS_LEFT if at.source in boundless else max(0, end - max(at.offset, 0))
+        found[place] = Reached(at.offset, at.watermark, left)
+    return found

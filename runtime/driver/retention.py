@@ -11,8 +11,8 @@ from holdfast.checkpoint.append import Draft
 from holdfast.checkpoint.catalogue import expirable, log_is_long
 from holdfast.checkpoint.timeline import timeline_of
 from holdfast.model import NO_EPOCH, Tag
-from holdfast.runtime.driver.deployment import assigned
-from holdfast.runtime.driver.state import Effect, Master, Send, Sweep
+from holdfast.runtime.driver.events import Effect, Send, Sweep
+from holdfast.runtime.driver.state import Master
 from holdfast.runtime.wire import messages as m
 
 
@@ -30,4 +30,4 @@ def appended(state: Master) -> list[Effect]:
     through = job.expired_through
     # The tag carries the epoch's own timeline: tags of a later timeline are above all that an earlier one delivered.
     expired = m.Expired(job.generation, Tag(timeline_of(job.rewinds, through), through))
-    return [Sweep(job), *(Send(worker, expired) for worker in assigned(state))]
+    return [Sweep(job), *(Send(worker, expired) for worker in state.assigned)]

@@ -1,4 +1,4 @@
-"""The state of the job master, and the effects that its interpreter performs.
+"""The state of the job master: what the driver knows in each phase of a job.
 
 Values only; runtime/driver/master.py steps them.
 
@@ -21,17 +21,17 @@ from holdfast.model import (
     Epoch,
     Generation,
     JobUuid,
-    ObjectRef,
+    SnapshotHandle,
     SourcePosition,
     Subtask,
     Tag,
     WorkerId,
     Writer,
 )
-from holdfast.runtime.driver.killing import Death, Kills
-from holdfast.runtime.driver.waypoints import Waypoint, Waypoints
 from holdfast.runtime.time.time_alignment import Aligned, Group
 from holdfast.runtime.wire import messages as m
+from holdfast.runtime.wire.messages import Killer
+from holdfast.runtime.wire.vitals import At
 from holdfast.sinks.protocol.delivery import BACKLOG_BYTES_MAX
 
 SAVEPOINTS_WAITING_MAX = 16
@@ -139,6 +139,67 @@ class Checked:
     operators: tuple[OperatorState, ...]
 
 
+Offsets = tuple[tuple[str, int, int], ...]
+"""Source, partition and offset."""
+
+
+@dataclass(frozen=True)
+class Death:
+    """The end of a worker during a call of a function."""
+
+    generation: Generation
+    launch: int
+    at: At
+    """What it was called for; no rows: a timer, a window, or anything else that is no row of a stream."""
+    how: str = ""
+    """How its process ended; empty if that is not known yet."""
+
+
+@dataclass(frozen=True)
+class Kill:
+    """A function of one subtask that has ended its process."""
+
+    operator: str
+    subtask: Subtask
+    partition: int
+    """Of the records that it was called for; UNKNOWN behind a shuffle, and for what is no record."""
+    source: str | None
+    """Whose records it gets, if they reach it without a shuffle."""
+    positions: Offsets
+    """Where the last completed epoch was at the first death."""
+    deaths: tuple[Death, ...] = ()
+    """Since a row was found, or since an epoch got past the place; behind a shuffle those that may be of the same."""
+    launches: tuple[int, ...] = ()
+    """Of all deaths of this search, also of those that an epoch has ended the count of."""
+    older: int = 0
+    """So many of the deaths were before the last progress; they help the search, and prove no standstill."""
+    epochs: int = 0
+    """Completed since the last death, each with progress, where the place is unknown."""
+    quiet: int = 0
+    """Completed since the last death without progress, where the place is unknown."""
+    rows_max: int = 0
+    """How many rows to give to it together; 0: no limit."""
+    killers: tuple[Killer, ...] = ()
+    """Rows to leave out, oldest first."""
+    recent: int = 0
+    """So many of them, the newest, may be ahead although their offsets are unknown."""
+
+
+Kills = tuple[Kill, ...]
+
+
+@dataclass(frozen=True)
+class Waypoint:
+    """The last completed epoch without a base that the next one has, and the handle of a subtask as of it."""
+
+    epoch: Epoch
+    handle: SnapshotHandle
+
+
+Waypoints = Mapping[Subtask, tuple[Waypoint, ...]]
+"""Oldest first."""
+
+
 @dataclass(frozen=True)
 class Hosted:
     """A registered worker."""
@@ -178,6 +239,10 @@ class Hosted:
     def site(self) -> Site:
         """Return where the worker is."""
         return self.host, self.address[0]
+
+    def copied(self, subtask: Subtask) -> Epoch:
+        """Return the epoch of the copy of a subtask; 0 if it has none."""
+        return next((each.epoch for each in self.copies if each.subtask == subtask), NO_EPOCH)
 
 
 @dataclass(frozen=True)
@@ -349,7 +414,7 @@ class Master:
     severed: Mapping[frozenset[Site], float] = field(default_factory=dict)
     """Pairs of hosts whose workers exchanged no data although both reached the driver, and when that was reported."""
     doubted: Mapping[str, tuple[Site, float]] = field(default_factory=dict)
-    """Hosts whose worker fell silent before it was lost, and when it was; see runtime/driver/hosts/avoiding.py."""
+    """Hosts whose worker fell silent before it was lost, and when it was; see runtime/driver/failover.py."""
     struck: int = 0
     """The loss of workers up to this launch counts as part of the last failure until every subtask runs again."""
     confirmed: Mapping[Writer, Tag] = field(default_factory=dict)
@@ -401,110 +466,18 @@ class Master:
         """Return whether the run ends with the rewind that it is carrying out."""
         return isinstance(self.phase, Opening | Gathering) and self.phase.stops
 
+    @property
+    def assigned(self) -> list[WorkerId]:
+        """Return the workers with a subtask."""
+        return [worker for worker, hosted in self.workers.items() if hosted.subtask is not None]
 
-# Effects
+    @property
+    def all_ready(self) -> bool:
+        """Return whether every subtask takes records."""
+        ready = [hosted for hosted in self.workers.values() if hosted.subtask is not None and hosted.ready]
+        return len(ready) == self.rules.parallelism
 
-
-@dataclass(frozen=True)
-class CreateRecord:
-    """Create the record conditionally; answer with record_found, whichever record it is; no answer if unknown."""
-
-    record: joblog.Record
-
-
-@dataclass(frozen=True)
-class LoadManifest:
-    """Read and verify the manifest; answer with base_loaded."""
-
-    ref: ObjectRef
-
-
-@dataclass(frozen=True)
-class StoreManifest:
-    """Store the manifest durably; answer with manifest_stored."""
-
-    manifest: Manifest
-    started: float
-
-
-@dataclass(frozen=True)
-class RepairTargets:
-    """In the background: deliver what the base left, take back newer output; answer with repaired (P21)."""
-
-    job: joblog.Job
-    base: Manifest
-
-
-@dataclass(frozen=True)
-class ListPartitions:
-    """In the background: list the partitions of every source; answer with `listed` or `unlisted`.
-
-    If a source lists other partitions than those known, it must be the one that was read up to these positions.
-    """
-
-    number: int
-    known: Mapping[str, tuple[int, ...]]
-    positions: tuple[SourcePosition, ...]
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """In the background: delete objects that no checkpoint of this fold needs, and prune the log."""
-
-    job: joblog.Job
-
-
-@dataclass(frozen=True)
-class Send:
-    """Send the message to the worker."""
-
-    worker: WorkerId
-    message: m.FromDriver
-
-
-@dataclass(frozen=True)
-class Launch:
-    """Start a Spark job that hosts one worker."""
-
-    number: int
-    avoid: tuple[Site, ...] = ()
-    """Where it should not run if there is a free slot elsewhere, the worst place first."""
-
-
-@dataclass(frozen=True)
-class Dismiss:
-    """Close the worker's stream; its later messages are ignored."""
-
-    worker: WorkerId
-    launch: int
-
-
-@dataclass(frozen=True)
-class Cancel:
-    """End the Spark job of a worker that never came up."""
-
-    launch: int
-
-
-@dataclass(frozen=True)
-class End:
-    """The run is over: dismiss the workers and return the outcome."""
-
-    outcome: str
-    error: ErrorReport | None = None
-
-
-Effect = (
-    CreateRecord
-    | LoadManifest
-    | StoreManifest
-    | RepairTargets
-    | ListPartitions
-    | Sweep
-    | Send
-    | Launch
-    | Dismiss
-    | Cancel
-    | End
-)
-Step = tuple[Master, list[Effect]]
+    @property
+    def all_hosted(self) -> bool:
+        """Return whether there is a worker for every subtask, so that only standbys are missing."""
+        return len(self.workers) >= self.rules.parallelism

@@ -16,8 +16,8 @@ from holdfast.checkpoint.catalogue import Retention
 from holdfast.model import Generation, JobUuid, WorkerId
 from holdfast.ports import Lane
 from holdfast.runtime.driver import master
-from holdfast.runtime.driver.hosts.placement import local_paths
-from holdfast.runtime.driver.killing_ends import functions_of
+from holdfast.runtime.driver.gathering import local_paths
+from holdfast.runtime.driver.killing import functions_of
 from holdfast.runtime.driver.loop import DriverLoop
 from holdfast.runtime.driver.repair import unrepairable
 from holdfast.runtime.driver.state import Site

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from holdfast.quantities import plural
 from holdfast.runtime.driver import master
-from holdfast.runtime.driver.hosts.standbys import epochs_behind
+from holdfast.runtime.driver.standbys import epochs_behind
 from holdfast.runtime.job.live import Problem
 from holdfast.runtime.wire import messages as m
 

@@ -19,8 +19,8 @@ from holdfast.checkpoint.manifest import Manifest
 from holdfast.errors import HoldfastError
 from holdfast.model import LAST_US, NEVER_US, DriverProcess
 from holdfast.quantities import BYTES, plural
-from holdfast.runtime.driver import master, severed
-from holdfast.runtime.driver.rewinding import first_way_back
+from holdfast.runtime.driver import failover, master
+from holdfast.runtime.driver.requests import first_way_back
 from holdfast.runtime.job import standbys, waiting
 from holdfast.runtime.job.live import (
     Checkpoint,
@@ -230,7 +230,7 @@ def _severed(state: master.Master) -> list[Problem]:
             next="let the two hosts reach each other on all ports, in both directions; or give Spark a free slot on "
             "a third host, to which the job then moves",
         )
-        for one, other in severed.in_the_way(state)
+        for one, other in failover.in_the_way(state)
     ]
 
 

@@ -12,7 +12,8 @@ from collections.abc import Iterable
 
 from holdfast.checkpoint import append, coordinator
 from holdfast.model import NO_EPOCH, Pending, Tag, Timeline
-from holdfast.runtime.driver.deployment import launch_allowed_at, older_output_is_left
+from holdfast.runtime.driver.deployment import older_output_is_left
+from holdfast.runtime.driver.failover import launch_allowed_at
 from holdfast.runtime.driver.state import Finishing, Master, Running, Stopping
 from holdfast.runtime.job.live import Activity, Backlog, Ended, Failures, Launching, OpenEpoch, Waiting
 from holdfast.runtime.wire.vitals import FUNCTION, INTERPRETER, SOURCE, described

@@ -26,7 +26,7 @@ from holdfast.runtime.driver import master, partitions
 from holdfast.runtime.driver.background.compactions import Compactions
 from holdfast.runtime.driver.deployment import recent_cuts
 from holdfast.runtime.driver.partitions import deployed
-from holdfast.runtime.driver.rewinding import no_way_back
+from holdfast.runtime.driver.requests import no_way_back
 from holdfast.runtime.driver.state import Listing
 from holdfast.runtime.job import checkpoints, status
 from holdfast.runtime.job.delays import DelaysOfRun

@@ -21,7 +21,8 @@ from holdfast.checkpoint.manifest import Confirmed, SubtaskPart
 from holdfast.checkpoint.repository import Repository
 from holdfast.model import NO_EPOCH, Epoch, Generation, SourcePosition, Staged, Subtask, Tag, Timeline, WorkerId, Writer
 from holdfast.runtime.driver import master
-from holdfast.runtime.driver.state import CreateRecord, Dismiss, Effect, LoadManifest, Running, Send, StoreManifest
+from holdfast.runtime.driver.events import CreateRecord, Dismiss, Effect, LoadManifest, Send, StoreManifest
+from holdfast.runtime.driver.state import Running
 from holdfast.runtime.wire import messages as m
 
 WORKERS = 10, 50, 200, 1_000

@@ -11,8 +11,8 @@ from typing import Any
 
 from msgspec.structs import replace as replaced
 
-from holdfast.runtime.driver import abreast, master
-from holdfast.runtime.driver.state import Send
+from holdfast.runtime.driver import master, partitions
+from holdfast.runtime.driver.events import Send
 from holdfast.runtime.sources.reading import Reading
 from holdfast.runtime.time import time_alignment
 from holdfast.runtime.time.time_alignment import Aligned, Look
@@ -63,7 +63,7 @@ def takes_the_live_for_behind(_: Right) -> Right:
 
 VERSIONS = (
     ("slowest-held-as-well", "design/0048", "the partition that is furthest behind in event time is held back too",
-     ((abreast, "looked", limits_below_the_slowest), (master, "hold_back", sends_limits_to_all))),
+     ((partitions, "looked", limits_below_the_slowest), (master, "hold_back", sends_limits_to_all))),
     ("silent-partition-held", "P11, design/0048", "a partition that counts as idle is held back when it has records",
      ((SubtaskRun, "_is_held_back", holds_the_silent),)),
     ("live-partition-limits", "design/0048", "a partition that is read to its end holds the others back",

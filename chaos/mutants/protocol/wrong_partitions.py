@@ -14,8 +14,9 @@ from msgspec.structs import replace as replaced
 from holdfast.checkpoint import coordinator
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.model import SourcePosition, Subtask
-from holdfast.runtime.driver import deployment, gathering, listing, master, partitions
+from holdfast.runtime.driver import deployment, gathering, master, partitions
 from holdfast.runtime.driver import requests as master_requests
+from holdfast.runtime.driver.background import listings as listing
 from holdfast.runtime.plan.model import SourceSpec
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.worker import protocol as worker

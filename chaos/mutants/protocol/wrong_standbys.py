@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 
 from holdfast.frozen import replace
-from holdfast.runtime.driver.hosts import standbys
-from holdfast.runtime.driver.state import Effect, Master, Running, Send
+from holdfast.runtime.driver import standbys
+from holdfast.runtime.driver.events import Effect, Send
+from holdfast.runtime.driver.state import Master, Running
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.worker import following
 

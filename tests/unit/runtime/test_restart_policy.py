@@ -11,8 +11,7 @@ import holdfast as hf
 from holdfast.model import Generation, WorkerId
 from holdfast.runtime.config.settings import resolve
 from holdfast.runtime.driver import master
-from holdfast.runtime.driver.deployment import launch_allowed_at
-from holdfast.runtime.driver.failover import ALIKE_MAX
+from holdfast.runtime.driver.failover import ALIKE_MAX, launch_allowed_at
 from holdfast.runtime.driver.master import End, Launch
 from holdfast.runtime.processes.host import unexpected
 from holdfast.runtime.wire import messages as m

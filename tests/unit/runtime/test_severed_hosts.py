@@ -7,8 +7,7 @@ from itertools import pairwise
 
 from holdfast.model import ChannelId, Epoch, Subtask, WorkerId
 from holdfast.runtime.driver import master
-from holdfast.runtime.driver.deployment import SEVERED_WAIT_S
-from holdfast.runtime.driver.hosts.avoiding import DOUBTED_FOR_S, SEVERED_FOR_S, avoided
+from holdfast.runtime.driver.failover import DOUBTED_FOR_S, SEVERED_FOR_S, SEVERED_WAIT_S, avoided
 from holdfast.runtime.driver.master import CreateRecord, Dismiss, Launch, tick
 from holdfast.runtime.driver.state import Opening, Over, Running, Site
 from holdfast.runtime.job import explain

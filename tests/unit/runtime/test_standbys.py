@@ -12,9 +12,8 @@ import holdfast as hf
 from holdfast.checkpoint.bases import pieces
 from holdfast.errors import Unavailable
 from holdfast.model import NO_EPOCH, Epoch, SegmentRef, Subtask, WorkerId
-from holdfast.runtime.driver import master, waypoints
+from holdfast.runtime.driver import master, standbys
 from holdfast.runtime.driver.failover import LAUNCH_DEADLINE_S
-from holdfast.runtime.driver.hosts import standbys
 from holdfast.runtime.driver.master import Launch, Master, Send
 from holdfast.runtime.job.standbys import LAG_SHOWN_EPOCHS, problems
 from holdfast.runtime.job.status import of_run
@@ -265,8 +264,8 @@ class TestFollow:
         handle = phase.last.state[0] if phase.last else None
         assert handle is not None
         known = phase.waypoints
-        assert waypoints.next_for(known, handle, Epoch(1), {Epoch(4)}.__contains__) == known[ZERO][0]
-        assert waypoints.next_for(known, handle, Epoch(1), {Epoch(5)}.__contains__) is None
+        assert standbys.next_for(known, handle, Epoch(1), {Epoch(4)}.__contains__) == known[ZERO][0]
+        assert standbys.next_for(known, handle, Epoch(1), {Epoch(5)}.__contains__) is None
 
 
 class TestLosses:
