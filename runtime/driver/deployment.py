@@ -22,7 +22,7 @@ from holdfast.model import CHANGELOG, NO_EPOCH, Epoch, ObjectRef, SnapshotHandle
 from holdfast.runtime.driver import killing
 from holdfast.runtime.driver.killing import reads_alone
 from holdfast.runtime.driver.partitions import added, counts_of, deployed, unassigned
-from holdfast.runtime.driver.state import Hosted, Master, Running
+from holdfast.runtime.driver.state import Deployed, Master
 from holdfast.runtime.wire import messages as m
 from holdfast.sinks.contract.owners import Claim
 
@@ -39,7 +39,7 @@ def older_output_is_left(state: Master, base: Manifest | None) -> bool:
 
 
 def next_manifest(state: Master, decided: coordinator.Decide) -> Manifest:
-    assert isinstance(state.phase, Running)
+    assert isinstance(state.phase, Deployed) and state.phase.closing is not None
     rules, job, last = state.rules, state.job, state.phase.last
     header = Manifest(
         job.uuid,
@@ -59,21 +59,21 @@ def next_manifest(state: Master, decided: coordinator.Decide) -> Manifest:
         committed_once=rules.committed_once or msgspec.UNSET,
     )
     handles = recovery.handles_for(last, rules.key_ranges) if last is None or _moved(state, last) else last.state
-    new = (msgspec.structs.replace(each.position, subtask=each.subtask) for each in state.phase.assigning)
+    new = (msgspec.structs.replace(each.position, subtask=each.subtask) for each in state.phase.closing.assigned)
     positions = (*(last.positions if last else ()), *new)
     before = last.audited if last else None
     parts = gathered(decided.parts, rules.committed_once)
     return follow(handles, positions, last.pending if last else (), state.confirmed, header, parts, before)
 
 
-def completion(phase: Running, manifest: Manifest, ref: ObjectRef, duration_ms: int) -> joblog.CheckpointCompleted:
+def completion(phase: Deployed, manifest: Manifest, ref: ObjectRef, duration_ms: int) -> joblog.CheckpointCompleted:
     """Return the record that commits this manifest."""
     known = {piece.object.path for handle in (phase.last.state if phase.last else ()) for piece in pieces(handle)}
     sizes = {piece.object.path: piece.object.size for handle in manifest.state for piece in pieces(handle)}
     bytes_new = sum(size for path, size in sizes.items() if path not in known)
-    new = added(manifest, phase.last)
+    new, name = added(manifest, phase.last), None if phase.closing is None else phase.closing.savepoint
     return joblog.CheckpointCompleted(
-        manifest.epoch, manifest.follows, ref, duration_ms, bytes_new, sum(sizes.values()), phase.savepoint, new
+        manifest.epoch, manifest.follows, ref, duration_ms, bytes_new, sum(sizes.values()), name, new
     )
 
 
@@ -152,16 +152,16 @@ def local_bases(cuts: Mapping[Epoch, str], handle: SnapshotHandle) -> dict[Epoch
 
 def all_ended(state: Master) -> bool:
     """Return whether every known partition is read to its end."""
-    return all_report(state, lambda hosted: hosted.ended)
+    return all_report(state, lambda heartbeat: heartbeat.ended)
 
 
-def all_report(state: Master, said: Callable[[Hosted], bool]) -> bool:
+def all_report(state: Master, said: Callable[[m.Heartbeat], bool]) -> bool:
     """Return whether every subtask says this of all its partitions: a heartbeat may precede an assignment."""
-    true = [h for h in state.workers.values() if h.subtask is not None and said(h)]
+    true = [h for h in state.workers.values() if h.subtask is not None and said(h.heartbeat)]
     if len(true) < state.rules.parallelism:
         return False
     counts = counts_of(state)
-    return all(h.partitions == counts[h.subtask] for h in true if h.subtask is not None)
+    return all(h.heartbeat.partitions == counts[h.subtask] for h in true if h.subtask is not None)
 
 
 def nothing_new(state: Master, epochs: coordinator.Coordinator) -> bool:
@@ -171,10 +171,10 @@ def nothing_new(state: Master, epochs: coordinator.Coordinator) -> bool:
     An epoch that was given up is not completed: its frozen state and staged output are owed to the next one. A
     generation always closes its first epoch, which records the outcome of older ones.
     """
-    running = state.running
-    if not isinstance(epochs, coordinator.Idle) or running is None or unassigned(state, running):
+    phase = state.deployed
+    if not isinstance(epochs, coordinator.Idle) or phase is None or unassigned(state, phase):
         return False
-    quiet = [hosted.quiet for hosted in state.workers.values() if hosted.subtask is not None]
+    quiet = [hosted.heartbeat.quiet for hosted in state.workers.values() if hosted.subtask is not None]
     return len(quiet) == state.rules.parallelism and set(quiet) == {epochs.committed_through} != {NO_EPOCH}
 
 

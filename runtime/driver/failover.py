@@ -28,15 +28,28 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-import msgspec
+from msgspec import structs
 
+from holdfast.checkpoint import append, joblog
 from holdfast.errors import ErrorReport
 from holdfast.frozen import changed, replace
 from holdfast.model import WorkerId
 from holdfast.runtime.driver import killing
-from holdfast.runtime.driver.events import Cancel, Dismiss, Effect, End, Launch, Send, Step
+from holdfast.runtime.driver.events import (
+    Cancel,
+    Dismiss,
+    Effect,
+    End,
+    Launch,
+    LaunchEnded,
+    Moment,
+    Send,
+    Step,
+    StreamClosed,
+    append_record,
+)
 from holdfast.runtime.driver.killing import count_kill, explain_kills
-from holdfast.runtime.driver.state import Failure, Hosted, Interrupted, Master, Over, Running, Site
+from holdfast.runtime.driver.state import Deployed, Failure, Hosted, Interrupted, Master, Opening, Over, Site
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire import vitals
 
@@ -55,20 +68,22 @@ _VARIES = re.compile(r"(?<=0x)[0-9a-f]+|(?: at \S+:\d+)?\)?$")
 _CODE_LENGTH_MAX = 150
 
 
-def lost(state: Master, worker: WorkerId, cause: str, now: float) -> Step:
-    """Handle a lost worker: its stream closed, its Spark job ended, or it was silent for too long."""
-    if worker not in state.workers or isinstance(state.phase, Over):
-        return state, []
-    return lose(state, worker, cause, None, now)
+def stream_closed(state: Master, event: StreamClosed, at: Moment) -> Step:
+    """Handle a lost worker."""
+    return lose(state, event.worker, event.why, None, at.now) if event.worker in state.workers else (state, [])
 
 
-def spoken_for(state: Master, message: m.Vitals, now: float) -> Step:
+def spoken_for(state: Master, message: m.Vitals, at: Moment) -> Step:
     """Take a companion's report: its worker's interpreter is held, the worker is ended for that, or it has ended."""
+    now = at.now
+    if message.worker not in state.workers:
+        return state, []
     hosted = replace(state.workers[message.worker], last_words=message)
     match message.state:
         case "held":
             held_by = (message.mark or vitals.INTERPRETER,)
-            hosted = replace(hosted, seen=now, progress=msgspec.structs.replace(hosted.progress, held_by=held_by))
+            progress = structs.replace(hosted.heartbeat.progress, held_by=held_by)
+            hosted = replace(hosted, seen=now, heartbeat=structs.replace(hosted.heartbeat, progress=progress))
         case "hung":
             state = replace(state, workers=changed(state.workers, message.worker, hosted))
             cause = f"worker {message.worker} (pid {hosted.pid} on {hosted.host}) was ended: it held its interpreter"
@@ -89,13 +104,12 @@ def is_held(state: Master) -> bool:
     return any(each is not None and each.state == "held" for each in words)
 
 
-def launch_ended(state: Master, number: int, error: str | None, now: float) -> Step:
+def launch_ended(state: Master, event: LaunchEnded, at: Moment) -> Step:
     """Handle the end of the Spark job that hosts a worker, for any reason."""
-    if isinstance(state.phase, Over):
-        return state, []
+    number, error, now = event.number, event.error, at.now
     for worker, hosted in state.workers.items():
         if hosted.launch == number:
-            return lost(state, worker, f"worker process on {hosted.host} ended ({error or 'no error'})", now)
+            return lose(state, worker, f"worker process on {hosted.host} ended ({error or 'no error'})", None, now)
     if number not in state.launching:
         return _end_if_hopeless(_explain(explain_kills(state, number, error), number, error))
     return _not_started(state, number, f"a worker could not be started: {error}", now)
@@ -113,6 +127,19 @@ def standby_failed(state: Master, cause: str, now: float) -> Master:
     """Note that a standby was lost or not started. It delays the next one, and counts for nothing else."""
     failures = state.standby_failures + 1
     return replace(state, standby_failures=failures, standby_failed_at=now, standby_error=cause)
+
+
+def recover(state: Master, cause: str, at_us: int) -> Step:
+    """Append the start of a new generation; its base is the last completed epoch in the log before it (P5)."""
+    if not isinstance(state.log, append.Quiet):
+        assert state.deployed is not None, "a record in flight is the start of a generation, or one is deployed"
+        return replace(state, phase=Interrupted(state.deployed, cause)), []
+    host = state.rules.host
+
+    def start(job: joblog.Job) -> joblog.Body:
+        return joblog.GenerationStarted(joblog.next_first_epoch(job), job.base_epoch, host, cause)
+
+    return append_record(replace(state, phase=Opening(cause)), start, at_us)
 
 
 def lose(state: Master, worker: WorkerId, cause: str, error: ErrorReport | None, now: float) -> Step:
@@ -134,9 +161,9 @@ def lose(state: Master, worker: WorkerId, cause: str, error: ErrorReport | None,
         state = replace(state, failures_in_a_row=0, failures=failures)
     if isinstance(hosted.role, m.Standby) or (hosted.role is None and state.rules.standbys and state.all_hosted):
         return standby_failed(state, cause if error is None else error.what, now), effects
-    if state.running is not None and hosted.subtask is not None:
+    if state.deployed is not None and hosted.subtask is not None:
         since = state.recovering_since if state.recovering_since is not None else now
-        state = replace(state, phase=Interrupted(state.running, cause), recovering_since=since)
+        state = replace(state, phase=Interrupted(state.deployed, cause), recovering_since=since)
     state, more = count_failure(state, now, hosted.launch, cause, error)
     if found is not None:
         state = replace(state, failures=tuple(each for each in state.failures if each.launch != hosted.launch))
@@ -283,7 +310,7 @@ def _missing(state: Master, now: float) -> int:
     rules, coming = state.rules, len(state.workers) + len(state.launching)
     if coming < rules.parallelism:
         return rules.parallelism - coming if now >= launch_allowed_at(state) else 0
-    wanted = isinstance(state.phase, Running) and state.all_hosted and now >= standby_allowed_at(state)
+    wanted = isinstance(state.phase, Deployed) and state.all_hosted and now >= standby_allowed_at(state)
     return max(0, rules.parallelism + rules.standbys - coming) if wanted else 0
 
 
@@ -317,7 +344,7 @@ class Break:
     """As in `BrokenLink`."""
 
 
-def channels_are_due(state: Master, phase: Running, now: float) -> bool:
+def broken_channels_are_due(state: Master, phase: Deployed, now: float) -> bool:
     """Return whether broken channels are to be recovered now.
 
     The cause may persist, so recoveries are paced: not one per second. A recovery that has to wait for a held worker
@@ -327,13 +354,25 @@ def channels_are_due(state: Master, phase: Running, now: float) -> bool:
     return broken and now >= launch_allowed_at(state) and not is_held(state)
 
 
+def recover_channels(state: Master, phase: Deployed, at: Moment) -> Step:
+    """Start a generation because channels broke between live workers: in place, or with one of them replaced."""
+    found, now = breaks(state), at.now
+    cause, victim = cause_of(state, found), to_replace(state, found, now)
+    state = replace(noted(state, found, now), recovering_since=phase.broken_since)
+    if victim is not None:
+        return lose(state, victim, f"{cause}; the worker on {state.workers[victim].host} was replaced", None, now)
+    state = replace(state, broken_in_a_row=state.broken_in_a_row + 1)
+    state, ending = count_failure(state, now, None, cause)
+    return (state, ending) if isinstance(state.phase, Over) else recover(state, cause, at.at_us)
+
+
 def breaks(state: Master) -> list[Break]:
     """Return what the workers report of broken channels, silence first."""
     runs = {hosted.subtask: worker for worker, hosted in state.workers.items() if hosted.subtask is not None}
     found = [
         Break((worker, runs[link.peer]), link.why, link.silent)
         for worker, hosted in state.workers.items()
-        for link in hosted.broken_to
+        for link in hosted.heartbeat.broken_to
         if hosted.subtask is not None and link.peer in runs
     ]
     return sorted(found, key=lambda each: not each.silent)

@@ -274,11 +274,11 @@ def count_kill(state: Master, hosted: Hosted) -> tuple[Master, ErrorReport | Non
     Returns:
         The new state, and why the run has to end for it.
     """
-    words, running, subtask = hosted.last_words, state.running, hosted.subtask
-    if words is None or words.state != "ended" or running is None or subtask is None:
+    words, phase, subtask = hosted.last_words, state.deployed, hosted.subtask
+    if words is None or words.state != "ended" or phase is None or subtask is None:
         return state, None
     mark, at = words.mark or "", words.at or NO_ROWS
-    completed = () if running.last is None else offsets(running.last.positions)
+    completed = () if phase.last is None else offsets(phase.last.positions)
     death = Death(state.job.generation, hosted.launch, at, MEMORY if words.memory else words.how)
     before = next((last for each, last in state.unexplained if each == subtask), None)
     others = tuple(each for each in state.unexplained if each[0] != subtask)
@@ -370,4 +370,4 @@ def _report(state: Master, kill: Kill) -> ErrorReport:
 
 def _reached(state: Master) -> Offsets:
     """Return how far sources were read, as far as workers have reported it."""
-    return offsets(at for hosted in state.workers.values() for at in hosted.progress.positions)
+    return offsets(at for hosted in state.workers.values() for at in hosted.heartbeat.progress.positions)

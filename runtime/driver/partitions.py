@@ -31,8 +31,21 @@ from holdfast.checkpoint.manifest import Manifest
 from holdfast.errors import ConfigError, Damaged, HoldfastError, Where
 from holdfast.frozen import replace
 from holdfast.model import SourcePosition, Subtask
-from holdfast.runtime.driver.events import ListPartitions, Send, Step
-from holdfast.runtime.driver.state import ALIGNED_WITHIN_S, Finishing, Hosted, Listing, Master, Over, Reason, Running
+from holdfast.runtime.driver.events import ListPartitions, Moment, Send, SourcesUnlisted, Step
+from holdfast.runtime.driver.state import (
+    ALIGNED_WITHIN_S,
+    Delivering,
+    Deployed,
+    Exhausted,
+    Finishing,
+    Halted,
+    Hosted,
+    Listing,
+    Master,
+    Reason,
+    Running,
+    is_complete,
+)
 from holdfast.runtime.time.time_alignment import ALWAYS_LEFT, Look, Place, Reached, looked
 from holdfast.runtime.wire import messages as m
 
@@ -74,8 +87,8 @@ def owners(state: Master, base: Manifest | None) -> dict[Place, Subtask]:
 
 def counts_of(state: Master) -> Counter[Subtask]:
     """Return how many partitions each subtask reads once everything known is assigned."""
-    running = state.running
-    return _counts(_Known(state, None if running is None else running.base))
+    phase = state.deployed
+    return _counts(_Known(state, None if phase is None else phase.base))
 
 
 class _Known:
@@ -121,19 +134,19 @@ def deployed(state: Master, base: Manifest | None) -> dict[Subtask, tuple[Source
     return {subtask: tuple(each) for subtask, each in positions.items()}
 
 
-def unassigned(state: Master, phase: Running) -> tuple[m.Assigned, ...]:
+def unassigned(state: Master, phase: Deployed) -> tuple[m.Assigned, ...]:
     """Return the partitions for the next trigger: those that neither deployment nor last completed manifest has."""
-    if len(state.discovered) == phase.deployed:
+    if len(state.discovered) == phase.known:
         return ()
     kept = {(at.source, at.partition) for at in (phase.last.positions if phase.last else ())}
-    new = [at for at in state.discovered[phase.deployed :] if (at.source, at.partition) not in kept]
+    new = [at for at in state.discovered[phase.known :] if (at.source, at.partition) not in kept]
     readers = owners(state, phase.base) if new else {}
     return tuple(m.Assigned(at, readers[at.source, at.partition]) for at in new)
 
 
-def waits_for_nothing(state: Master, phase: Running) -> bool:
+def waits_for_nothing(state: Master, phase: Deployed) -> bool:
     """Return whether unassigned partitions are all that is left to read: they do not wait for the interval."""
-    ended = all(hosted.ended for hosted in state.workers.values() if hosted.subtask is not None)
+    ended = all(hosted.heartbeat.ended for hosted in state.workers.values() if hosted.subtask is not None)
     return (ended or isinstance(state.ending, Finishing)) and bool(unassigned(state, phase))
 
 
@@ -151,7 +164,7 @@ def added(manifest: Manifest, before: Manifest | None) -> dict[str, tuple[int, .
 # Listings
 
 
-def begin_listing(state: Master, phase: Running, reason: Reason, now: float) -> Step:
+def begin_listing(state: Master, phase: Deployed, reason: Reason, now: float) -> Step:
     """Ask for a listing of all sources."""
     listing = Listing(state.listings + 1, reason, state.job.generation, now)
     state = replace(state, listing=listing, listings=listing.number)
@@ -161,7 +174,7 @@ def begin_listing(state: Master, phase: Running, reason: Reason, now: float) -> 
 
 def is_awaited(state: Master, number: int) -> bool:
     """Return whether this listing is the one under way."""
-    return not isinstance(state.phase, Over) and state.listing is not None and state.listing.number == number
+    return state.listing is not None and state.listing.number == number
 
 
 def listed(state: Master, found: Sequence[SourcePosition], now: float) -> Master | HoldfastError:
@@ -179,11 +192,11 @@ def listed(state: Master, found: Sequence[SourcePosition], now: float) -> Master
     return _taken(after, state.listing, new)
 
 
-def unlisted(state: Master, number: int, error: HoldfastError, now: float) -> Master:
+def unlisted(state: Master, event: SourcesUnlisted, at: Moment) -> Step:
     """Sources could not be listed: nothing is known of them; they are listed again a little later."""
-    if not is_awaited(state, number):
-        return state
-    return replace(state, listing=None, list_again_at=now + LIST_AGAIN_S, list_error=error.report())
+    if not is_awaited(state, event.number):
+        return state, []
+    return replace(state, listing=None, list_again_at=at.now + LIST_AGAIN_S, list_error=event.error.report()), []
 
 
 def _taken(state: Master, listing: Listing, new: Sequence[SourcePosition]) -> Master:
@@ -193,35 +206,39 @@ def _taken(state: Master, listing: Listing, new: Sequence[SourcePosition]) -> Ma
     if listing.reason == "finish" and isinstance(state.ending, Finishing):
         return replace(state, ending=replace(state.ending, listed=True))
     phase = state.phase
-    current = isinstance(phase, Running) and listing.generation == state.job.generation
-    if listing.reason == "end" and current and (once or not new):
-        assert isinstance(phase, Running)
-        return replace(state, phase=replace(phase, input_end="open" if new else "complete"))
-    return state
+    if listing.reason != "end" or listing.generation != state.job.generation or (new and not once):
+        return state
+    match phase:
+        case Running():
+            return replace(state, phase=Exhausted(**phase.shared, complete=not new))
+        case Halted():
+            return replace(state, phase=replace(phase, complete=not new))
+        case _:
+            return state
 
 
-def all_input_is_listed(state: Master, phase: Running) -> bool:
+def all_input_is_listed(state: Master, phase: Deployed) -> bool:
     """Return whether nothing more can appear in the sources, or nothing that the user wants to be read."""
     match state.ending:
         case Finishing(drop_unread=drop, listed=is_listed):
             # After a last barrier nothing more is read, so there is no other listing if its epoch is given up.
-            return drop or is_listed or (phase.halted and phase.input_end == "complete")
+            return drop or is_listed or (isinstance(phase, Halted) and phase.complete)
         case _:
-            return phase.input_end == "complete"
+            return is_complete(phase)
 
 
-def reason_to_list(state: Master, phase: Running, now: float, *, ended: bool) -> Reason | None:
+def reason_to_list(state: Master, phase: Deployed, now: float, *, ended: bool) -> Reason | None:
     """Return why the sources are to be listed now; None if they are not, or a listing is under way.
 
     Args:
         ended: Whether every known partition is read to its end.
     """
-    if phase.halted or state.listing is not None or now < state.list_again_at:
+    if isinstance(phase, Halted | Delivering) or state.listing is not None or now < state.list_again_at:
         return None
     match state.ending:
         case Finishing(drop_unread=False, listed=False):
             return "finish"
-        case None if ended and phase.input_end == "unknown":
+        case None if ended and isinstance(phase, Running):
             return "end"
         case None if state.rules.loses_partitions or (_takes_new(state) and state.rules.discover_every):
             return _interval(state, now)
@@ -287,7 +304,7 @@ def hold_back(state: Master, now: float, every: float) -> Step:
         every: Seconds between two looks.
     """
     phase = state.phase
-    if not (isinstance(phase, Running) and state.rules.aligned and state.rules.parallelism > 1 and state.all_ready):
+    if not (isinstance(phase, Deployed) and state.rules.aligned and state.rules.parallelism > 1 and state.all_ready):
         return state, []
     partitions: dict[Place, Reached] = {}
     reader: dict[Place, Subtask] = {}
@@ -312,7 +329,7 @@ def hold_back(state: Master, now: float, every: float) -> Step:
 
 def _reached(state: Master, hosted: Hosted) -> dict[Place, Reached]:
     """Return how far a worker says that it has read the partitions that this run has not read to their end."""
-    said, until = hosted.progress, state.rules.until
+    said, until = hosted.heartbeat.progress, state.rules.until
     boundless = {source for group in state.rules.aligned for source in group.boundless}
     ends = {(at.source, at.partition): at.offset for at in said.ends}
     ended = {(at.source, at.partition) for at in said.ended}

@@ -46,13 +46,15 @@ from holdfast.checkpoint import append, coordinator, joblog
 from holdfast.errors import Fenced
 from holdfast.model import Epoch, Generation
 from holdfast.runtime.driver.deployment import all_ended, all_report, nothing_new
-from holdfast.runtime.driver.events import CreateRecord, Effect, Send, Step
+from holdfast.runtime.driver.events import Effect, Moment, Send, Step, append_record
 from holdfast.runtime.driver.failover import end
 from holdfast.runtime.driver.partitions import all_input_is_listed, waits_for_nothing
 from holdfast.runtime.driver.state import (
     SAVEPOINTS_WAITING_MAX,
+    Delivering,
+    Deployed,
     Finishing,
-    Gathering,
+    Halted,
     Master,
     Opening,
     Over,
@@ -170,7 +172,7 @@ def finish(state: Master, *, drop_unread: bool = False) -> Step:
 
 def end_input(state: Master) -> list[Effect]:
     """Announce the end of input to the workers; repeated until they have read it, because messages may be lost."""
-    ending, phase = state.ending, state.running
+    ending, phase = state.ending, state.deployed
     if not isinstance(ending, Finishing) or phase is None or not state.all_ready or all_ended(state):
         return []
     if not all_input_is_listed(state, phase):
@@ -178,33 +180,28 @@ def end_input(state: Master) -> list[Effect]:
     return [Send(worker, m.EndInput(state.job.generation, ending.drop_unread)) for worker in state.assigned]
 
 
-def is_over(state: Master, phase: Running) -> bool:
+def is_over(state: Master, phase: Deployed) -> bool:
     """Return whether the next barrier is the last one."""
     finishing, stopping = isinstance(state.ending, Finishing), isinstance(state.ending, Stopping)
     caught_up = state.rules.until is not None and not finishing and _all_caught_up(state)
-    if all_ended(state) and phase.input_end == "unknown":
+    if all_ended(state) and isinstance(phase, Running):
         caught_up = False  # it may finish: see first whether there are other partitions
     return (stopping or input_is_over(state, phase) or caught_up) and len(state.savepoints) <= 1
 
 
-def input_is_over(state: Master, phase: Running) -> bool:
+def input_is_over(state: Master, phase: Deployed) -> bool:
     """Return whether all input is read, and the job finishes with the next barrier."""
     return all_ended(state) and all_input_is_listed(state, phase)
 
 
-def is_due(state: Master, phase: Running, now: float) -> bool:
+def is_due(state: Master, phase: Deployed, now: float) -> bool:
     """Return whether to close the next epoch now, although it may not be the last."""
     if state.savepoints or waits_for_nothing(state, phase):
         return True
-    if any(state.workers[worker].wants_barrier for worker in state.assigned):
+    if any(state.workers[worker].heartbeat.wants_barrier for worker in state.assigned):
         return True
     wanted = state.epoch_wanted or not nothing_new(state, phase.epochs)
     return wanted and now - phase.last_trigger >= state.rules.checkpoint_every
-
-
-def close_epoch(state: Master) -> Master:
-    """Close the next epoch when it is due, even if nothing is new."""
-    return replace(state, epoch_wanted=True)
 
 
 def next_name(state: Master) -> str | None:
@@ -212,9 +209,9 @@ def next_name(state: Master) -> str | None:
     return state.savepoints[0] if state.savepoints else None
 
 
-def named(state: Master, phase: Running) -> Master:
+def named(state: Master, savepoint: str | None) -> Master:
     """The epoch is completed: its name no longer waits."""
-    return replace(state, savepoints=tuple(name for name in state.savepoints if name != phase.savepoint))
+    return replace(state, savepoints=tuple(name for name in state.savepoints if name != savepoint))
 
 
 def unless_taken(body: joblog.CheckpointCompleted) -> append.Draft:
@@ -267,10 +264,10 @@ def _no_savepoint(state: Master, name: object) -> str | None:
 
 
 def _last_barrier_is_out(state: Master) -> bool:
-    match state.running:
-        case Running(final=final) if final is not None:
+    match state.deployed:
+        case Delivering():
             return True
-        case Running(epochs=coordinator.Collecting(barrier=barrier) | coordinator.Deciding(barrier=barrier)):
+        case Deployed(epochs=coordinator.Collecting(barrier=barrier) | coordinator.Deciding(barrier=barrier)):
             return barrier.last
         case _:
             return False
@@ -278,11 +275,11 @@ def _last_barrier_is_out(state: Master) -> bool:
 
 def _only_stops(state: Master) -> bool:
     """Return whether sources halted before the end of their input; this generation cannot finish then."""
-    return state.running is not None and state.running.halted and not state.running.finishing
+    return isinstance(state.deployed, Halted | Delivering) and not state.deployed.finishing
 
 
 def _all_caught_up(state: Master) -> bool:
-    return all_report(state, lambda hosted: hosted.caught_up)
+    return all_report(state, lambda heartbeat: heartbeat.caught_up)
 
 
 def no_way_back(job: joblog.Job, epoch: int) -> str | None:
@@ -313,31 +310,21 @@ def first_way_back(job: joblog.Job) -> int | None:
     return None if job.finished or first == len(job.completed) else first
 
 
-def start_rewind(state: Master, asked: RewindWanted, now: float, at_us: int) -> Step:
+def start_rewind(state: Master, asked: RewindWanted, at: Moment) -> Step:
     """Append `Rewound`; nothing is in flight. If the checkpoint has expired in the meantime, do nothing."""
-    quiet, state = state.log, replace(state, rewind=None)
-    assert isinstance(quiet, append.Quiet)
+    state = replace(state, rewind=None)
     if no_way_back(state.job, asked.epoch) is not None:
         return state, []
     host, cause = state.rules.host, f"rewound to epoch {asked.epoch}"
     if asked.accepted:
         cause += f", accepted: {', '.join(asked.accepted)}"
-    log, creates = append.append(
-        quiet,
-        lambda job: joblog.Rewound(asked.epoch, joblog.next_first_epoch(job), host, cause, asked.accepted),
-        at_us,
-    )
-    since = now if state.recovering_since is None else state.recovering_since
-    state = replace(state, log=log, phase=Opening(cause, stops=asked.stop), recovering_since=since)
-    return state, [CreateRecord(each.record) for each in creates if isinstance(each, append.Create)]
 
+    def rewound(job: joblog.Job) -> joblog.Body:
+        return joblog.Rewound(asked.epoch, joblog.next_first_epoch(job), host, cause, asked.accepted)
 
-def end_of_rewind(state: Master) -> append.Draft | None:
-    """Return the record that ends the run, if it ends with the repairs and they are complete."""
-    phase, job = state.phase, state.job
-    if not state.ends_repaired or not isinstance(phase, Gathering) or not (phase.base_known and phase.repaired):
-        return None
-    return lambda _job: joblog.Stopped(job.base_epoch)
+    since = at.now if state.recovering_since is None else state.recovering_since
+    state = replace(state, phase=Opening(cause, stops=asked.stop), recovering_since=since)
+    return append_record(state, rewound, at.at_us)
 
 
 def is_last_act(state: Master) -> bool:

@@ -33,7 +33,7 @@ from holdfast.model import NO_EPOCH, Epoch, SnapshotHandle, Subtask, WorkerId
 from holdfast.runtime.driver.deployment import claim_of, local_bases, recent_cuts, topic_state
 from holdfast.runtime.driver.events import Effect, Send
 from holdfast.runtime.driver.failover import conflicts
-from holdfast.runtime.driver.state import Hosted, Master, Running, Waypoint, Waypoints
+from holdfast.runtime.driver.state import Deployed, Hosted, Master, Waypoint, Waypoints
 from holdfast.runtime.wire import messages as m
 
 COMPLETE_WITHIN = 4
@@ -46,7 +46,7 @@ def cover(state: Master) -> Master:
     spare = [w for w, hosted in state.workers.items() if hosted.subtask is None]
     spare.sort(key=lambda worker: state.workers[worker].role is None)  # what has copies stays a standby
     standbys = {worker: state.workers[worker] for worker in spare[: state.rules.standbys]}
-    if not standbys or not isinstance(state.phase, Running):
+    if not standbys or not isinstance(state.phase, Deployed):
         return state
     follows: Follows = {w: _followed(hosted) for w, hosted in standbys.items()}
     subtasks = [Subtask(s) for s in range(state.rules.parallelism)]
@@ -131,10 +131,10 @@ def follow(state: Master) -> list[Effect]:
     A standby that restores a copy reads no messages; it is sent the newest epoch afterwards.
     """
     phase = state.phase
-    if not isinstance(phase, Running) or phase.last is None:
+    if not isinstance(phase, Deployed) or phase.last is None:
         return []
     standbys = {w: role for w, h in state.workers.items() if isinstance(role := h.role, m.Standby)}
-    standbys = {w: role for w, role in standbys.items() if state.workers[w].progress.restored is None}
+    standbys = {w: role for w, role in standbys.items() if state.workers[w].heartbeat.progress.restored is None}
     behind = [(w, s) for w, role in standbys.items() for s in role.follows if not has_newest(state, w, s)]
     if not behind:
         return []
@@ -160,14 +160,14 @@ def follow(state: Master) -> list[Effect]:
     return [Send(w, target(w, s)) for w, s in behind]
 
 
-def _waypoint(state: Master, phase: Running, handle: SnapshotHandle, at: Epoch) -> Waypoint | None:
+def _waypoint(state: Master, phase: Deployed, handle: SnapshotHandle, at: Epoch) -> Waypoint | None:
     if not phase.waypoints or at not in recent_cuts(state.job):
         return None
     job = state.job
     return next_for(phase.waypoints, handle, at, lambda epoch: job.checkpoint(epoch) is not None)
 
 
-def waypoints_after(state: Master, phase: Running, completed: Manifest) -> Waypoints:
+def waypoints_after(state: Master, phase: Deployed, completed: Manifest) -> Waypoints:
     """Return the waypoints of copies that are behind, once this epoch is completed."""
     copies: dict[Subtask, list[Epoch]] = {}
     for hosted in state.workers.values():
@@ -185,7 +185,7 @@ def newest_copy(state: Master, subtask: Subtask, among: Iterable[WorkerId]) -> W
 
     def rank(worker: WorkerId) -> tuple[int, int, int]:
         at, hosted = state.workers[worker].copied(subtask), state.workers[worker]
-        return conflicts(state, hosted.site), -at if at <= state.job.base_epoch else 0, len(hosted.copies)
+        return conflicts(state, hosted.site), -at if at <= state.job.base_epoch else 0, len(hosted.heartbeat.copies)
 
     return min(among, key=rank)
 

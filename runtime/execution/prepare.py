@@ -20,8 +20,8 @@ from holdfast.errors import ConfigError, Damaged, Where
 from holdfast.model import NO_EPOCH
 from holdfast.ports import ObjectStore
 from holdfast.runtime.config.settings import MICROBATCH, Settings
-from holdfast.runtime.driver import master
 from holdfast.runtime.driver.repair import writers_of
+from holdfast.runtime.driver.state import Checked, GoneSinks
 from holdfast.runtime.execution.admission import (
     check_from,
     check_has_end,
@@ -77,8 +77,8 @@ class Prepared:
     """With `once`: the end offsets of every source at the start."""
     warnings: tuple[str, ...] = ()
     """Warnings for the user about what this run cannot guarantee."""
-    gone_sinks: master.GoneSinks | None = None
-    checked: master.Checked | None = None
+    gone_sinks: GoneSinks | None = None
+    checked: Checked | None = None
     adopted: tuple[str, ...] = ()
     """Owners of other histories whose targets may be taken over."""
 
@@ -125,7 +125,7 @@ def prepare(
         if not takeover:
             refuse_second_run(store, job, note)
     before = None if job is None else _last_manifest(repository, job)
-    gone_sinks: master.GoneSinks | None = None
+    gone_sinks: GoneSinks | None = None
     if job is not None and before is not None:
         gone_sinks = check_sinks(plan, before, repository.records)
         check_written_immediately(plan, before)
@@ -140,7 +140,7 @@ def prepare(
     until = ends | their_ends if once else None
     dlq_places.write(store, plan)
     warnings = (*_warnings(plan, job, before, partitions | copies), *given_up(plan, known, drop_state).advice())
-    checked = master.Checked(NO_EPOCH if before is None else before.epoch, known)
+    checked = Checked(NO_EPOCH if before is None else before.epoch, known)
     found = (plan, settings, root, store, repository, job, operators, partitions | copies, until, warnings)
     return Prepared(*found, gone_sinks, checked, adopted)
 

@@ -179,7 +179,7 @@ def _apply(
     adopted: tuple[str, ...],
 ) -> bool:
     """Carry out the plan; return False if the driver that was asked is dead."""
-    from holdfast.runtime.driver.master import RewindWanted
+    from holdfast.runtime.driver.state import RewindWanted
     from holdfast.runtime.execution.admission import refuse_second_run
     from holdfast.runtime.plan.topic import outputs_of
     from holdfast.runtime.rewind.stopped import check_in_time, rewind_stopped

@@ -13,7 +13,8 @@ import holdfast as hf
 from holdfast.model import DriverProcess, WorkerId
 from holdfast.runtime.api.stream import Stream
 from holdfast.runtime.driver import master
-from holdfast.runtime.driver.master import CreateRecord, Dismiss, End, Interrupted
+from holdfast.runtime.driver.events import CreateRecord, Dismiss, End, Moment, Tick
+from holdfast.runtime.driver.state import Interrupted
 from holdfast.runtime.job import explain, status
 from holdfast.runtime.job.live import Status
 from holdfast.runtime.processes.companion import Board
@@ -151,7 +152,7 @@ class TestStoppedDriver:
         run = running()
         run.pass_time(1.0)
         run.now += 100.0
-        run.take(master.tick(run.state, run.now, 0))
+        run.take(master.step(run.state, Tick(), Moment(run.now)))
         assert set(run.state.workers) == {A, B}
         run.pass_time(SILENT_S, alive=(B,))
         assert set(run.state.workers) == {B}

@@ -9,9 +9,13 @@ from typing import Any
 import pytest
 
 from holdfast.checkpoint import append, coordinator, joblog
+from holdfast.checkpoint.manifest import Manifest
 from holdfast.model import Epoch, Generation, Subtask
-from holdfast.runtime.driver import failover, master, partitions
+from holdfast.runtime.driver import epochs, failover, master, partitions
 from holdfast.runtime.driver import requests as master_requests
+from holdfast.runtime.driver.events import Moment, Step, append_record
+from holdfast.runtime.driver.requests import carry_out
+from holdfast.runtime.driver.state import Deployed, Master, Opening
 from holdfast.runtime.wire import messages as m
 from tests.unit.runtime.test_master import A, B, Run, acked, completed, opened, replaced, running
 from tests.unit.runtime.test_partition_discovery import grown
@@ -19,13 +23,13 @@ from tests.unit.runtime.test_partition_discovery import grown
 Right = Callable[..., Any]
 
 
-def with_phase(state: master.Master, **changed: Any) -> master.Master:
-    assert isinstance(state.phase, master.Running)
+def with_phase(state: Master, **changed: Any) -> Master:
+    assert isinstance(state.phase, Deployed)
     return replace(state, phase=replace(state.phase, **changed))
 
 
 def gives_one_subtask_twice(right: Right) -> Right:
-    def deploy(state: master.Master, now: float) -> master.Step:
+    def deploy(state: Master, now: float) -> Step:
         state, effects = right(state, now)
         assigned = {
             w: h if h.subtask is None else replace(h, role=m.Active(Subtask(0))) for w, h in state.workers.items()
@@ -36,7 +40,7 @@ def gives_one_subtask_twice(right: Right) -> Right:
 
 
 def keeps_workers_ready(right: Right) -> Right:
-    def gather(state: master.Master, now: float) -> master.Step:
+    def gather(state: Master, now: float) -> Step:
         state, effects = right(state, now)
         workers = {w: replace(h, ready=h.subtask is not None) for w, h in state.workers.items()}
         return replace(state, workers=workers), effects
@@ -45,14 +49,14 @@ def keeps_workers_ready(right: Right) -> Right:
 
 
 def forgets_its_start(right: Right) -> Right:
-    def start_generation(state: master.Master, cause: str, at_us: int) -> master.Step:
-        return replace(state, phase=master.Opening(cause)), []
+    def start_generation(state: Master, cause: str, at_us: int) -> Step:
+        return replace(state, phase=Opening(cause)), []
 
     return start_generation
 
 
 def runs_on_without_the_worker(right: Right) -> Right:
-    def lose(state: master.Master, *rest: Any) -> master.Step:
+    def lose(state: Master, *rest: Any) -> Step:
         running = state.phase
         state, effects = right(state, *rest)
         return replace(state, phase=running), effects
@@ -61,7 +65,7 @@ def runs_on_without_the_worker(right: Right) -> Right:
 
 
 def forgets_when_it_failed(right: Right) -> Right:
-    def lose(*given: Any) -> master.Step:
+    def lose(*given: Any) -> Step:
         state, effects = right(*given)
         return replace(state, recovering_since=None), effects
 
@@ -77,18 +81,18 @@ def counts_from_the_epoch_before(right: Right) -> Right:
 
 
 def keeps_the_manifest(right: Right) -> Right:
-    def completed_(state: master.Master, *rest: Any) -> master.Step:
-        assert isinstance(state.phase, master.Running)
-        storing = state.phase.storing
+    def completed_(state: Master, *rest: Any) -> Step:
+        assert isinstance(state.phase, Deployed)
+        closing = state.phase.closing
         state, effects = right(state, *rest)
-        return with_phase(state, storing=storing), effects
+        return with_phase(state, closing=closing), effects
 
     return completed_
 
 
 def keeps_the_older_manifest(right: Right) -> Right:
-    def completed_(state: master.Master, *rest: Any) -> master.Step:
-        assert isinstance(state.phase, master.Running)
+    def completed_(state: Master, *rest: Any) -> Step:
+        assert isinstance(state.phase, Deployed)
         last = state.phase.last
         state, effects = right(state, *rest)
         return with_phase(state, last=last), effects
@@ -97,7 +101,7 @@ def keeps_the_older_manifest(right: Right) -> Right:
 
 
 def never_gives_up(right: Right) -> Right:
-    def end(state: master.Master, *rest: Any) -> master.Step:
+    def end(state: Master, *rest: Any) -> Step:
         return state, []
 
     return end
@@ -126,16 +130,14 @@ def takes_the_others_start(right: Right) -> Right:
 
 
 def stops_at_any_time(right: Right) -> Right:
-    def tick_running(state: master.Master, phase: master.Running, now: float, at_us: int) -> master.Step:
-        assert isinstance(state.log, append.Quiet)
-        log, effects = append.append(state.log, lambda job: joblog.Stopped(job.base_epoch), at_us)
-        return master._log_effects(replace(state, log=log), effects, now, at_us)
+    def turn(state: Master, phase: Deployed, at: Moment) -> Step:
+        return append_record(state, lambda job: joblog.Stopped(job.base_epoch), at.at_us)
 
-    return tick_running
+    return turn
 
 
 def still_misses_the_worker(right: Right) -> Right:
-    def registered(state: master.Master, message: Any, now: float) -> master.Step:
+    def registered(state: Master, message: Any, now: float) -> Step:
         launching = state.launching
         state, effects = right(state, message, now)
         return replace(state, launching=launching), effects
@@ -148,15 +150,20 @@ def uses_numbers_again(right: Right) -> Right:
 
 
 def discovers_twice(right: Right) -> Right:
-    def taken(state: master.Master, listing: Any, new: Any) -> master.Master:
-        after: master.Master = right(state, listing, new)
+    def taken(state: Master, listing: Any, new: Any) -> Master:
+        after: Master = right(state, listing, new)
         return replace(after, discovered=(*after.discovered, *new))
 
     return taken
 
 
 def keeps_it_out_of_the_manifest(right: Right) -> Right:
-    return lambda state, decided: right(with_phase(state, assigning=()), decided)
+    def next_manifest(state: Master, decided: coordinator.Decide) -> Manifest:
+        assert isinstance(state.phase, Deployed) and state.phase.closing is not None
+        manifest: Manifest = right(with_phase(state, closing=replace(state.phase.closing, assigned=())), decided)
+        return manifest
+
+    return next_manifest
 
 
 def finishes_without_looking(right: Right) -> Right:
@@ -200,7 +207,7 @@ def loses_workers_again_and_again() -> None:
 def asks_twice_for_a_savepoint() -> None:
     run = running()
     for _ in range(2):
-        state, effects, _ = master.carry_out(run.state, "savepoint", {"name": "v1"}, 1, Generation(1))
+        state, effects, _ = carry_out(run.state, "savepoint", {"name": "v1"}, 1, Generation(1))
         run.take((state, effects))
 
 
@@ -228,21 +235,21 @@ class Plant:
 PLANTS = (
     Plant(gives_one_subtask_twice, master, "deploy_if_complete", running, "the same subtask"),
     Plant(keeps_workers_ready, master, "gather", recovers, "ready before it was deployed"),
-    Plant(forgets_its_start, master, "_start_generation", opened, "no record is in flight"),
+    Plant(forgets_its_start, failover, "recover", opened, "no record is in flight"),
     Plant(runs_on_without_the_worker, failover, "lose", lambda: running().lose(A), "no recovery is due"),
     Plant(forgets_when_it_failed, failover, "lose", lambda: running().lose(B), "its beginning is unknown"),
     Plant(counts_from_the_epoch_before, coordinator, "appended", lambda: completed(running()), "counts from another"),
-    Plant(keeps_the_manifest, master, "_completed", lambda: completed(running()), "an epoch that is not decided"),
-    Plant(keeps_the_older_manifest, master, "_completed", lambda: completed(running()), "not that of the last check"),
+    Plant(keeps_the_manifest, master, "completed", lambda: completed(running()), "an epoch that is not decided"),
+    Plant(keeps_the_older_manifest, master, "completed", lambda: completed(running()), "not that of the last check"),
     Plant(never_gives_up, failover, "end", loses_workers_again_and_again, "outlives the restart limit"),
     Plant(refuses_nothing, master_requests, "_refusal", asks_twice_for_a_savepoint, "requested twice"),
     Plant(calls_every_barrier_the_last, coordinator, "trigger", lambda: acked(running()), "after the last barrier"),
     Plant(does_not_note_the_recovery, master, "all_run", recovers, "how long it took is unknown"),
     Plant(takes_the_others_start, append, "occupied", is_overtaken, "a generation of another driver"),
-    Plant(stops_at_any_time, master, "_tick_running", lambda: running().pass_time(1.0), "before its last epoch"),
+    Plant(stops_at_any_time, master, "turn", lambda: running().pass_time(1.0), "before its last epoch"),
     Plant(still_misses_the_worker, master, "registered", running, "still counts as missing"),
     Plant(discovers_twice, partitions, "_taken", discovers_a_partition, "discovered twice"),
-    Plant(keeps_it_out_of_the_manifest, master, "next_manifest", discovers_a_partition, "that its trigger assigned"),
+    Plant(keeps_it_out_of_the_manifest, epochs, "next_manifest", discovers_a_partition, "that its trigger assigned"),
     Plant(finishes_without_looking, master_requests, "all_input_is_listed", reads_everything, "listed once more"),
     Plant(uses_numbers_again, coordinator, "start", closes_an_epoch_after_a_recovery, "may have used"),
 )

@@ -12,8 +12,8 @@ from holdfast.chaos.mutants.mutation import Mutant, applied
 from holdfast.errors import ErrorReport
 from holdfast.model import Generation, SourcePosition, Subtask, WorkerId
 from holdfast.runtime.driver import killing
+from holdfast.runtime.driver.events import Dismiss, End, Send
 from holdfast.runtime.driver.killing import KILLERS_MAX, QUIET_EPOCHS, UNPROVEN_MAX
-from holdfast.runtime.driver.master import Dismiss, End, Send
 from holdfast.runtime.driver.state import Called, Death, Kill, Kills
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.vitals import UNKNOWN, At

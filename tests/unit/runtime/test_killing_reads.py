@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from holdfast.model import SourcePosition, WorkerId
 from holdfast.runtime.driver import killing
-from holdfast.runtime.driver.master import Send
+from holdfast.runtime.driver.events import Send
 from holdfast.runtime.plan.ahead import Ahead, Read, ReaderAhead, inline
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.vitals import At

@@ -26,19 +26,33 @@ from holdfast.model import (
     Writer,
 )
 from holdfast.runtime.driver import master
-from holdfast.runtime.driver.invariants import validate
-from holdfast.runtime.driver.master import (
+from holdfast.runtime.driver.epochs import repeated
+from holdfast.runtime.driver.events import (
+    AppendUnknown,
+    BaseLoaded,
     CreateRecord,
     Dismiss,
+    Effect,
     End,
+    EpochAsked,
     Launch,
+    LaunchEnded,
     ListPartitions,
     LoadManifest,
-    Master,
+    ManifestStored,
+    Moment,
+    RecordFound,
     Send,
+    SourcesListed,
+    Step,
     StoreManifest,
+    StreamClosed,
+    Tick,
 )
+from holdfast.runtime.driver.invariants import validate
 from holdfast.runtime.driver.partitions import counts_of
+from holdfast.runtime.driver.requests import stop
+from holdfast.runtime.driver.state import Interrupted, Master, Over, Rules
 from holdfast.runtime.wire import messages as m
 
 A, B, C = WorkerId("a"), WorkerId("b"), WorkerId("c")
@@ -46,7 +60,7 @@ DRIVER = "driver"
 UUID = JobUuid("u" * 32)
 OUT0 = Writer("out", Subtask(0))
 
-RULES = master.Rules(
+RULES = Rules(
     name="job",
     job_uuid=UUID,
     host="here",
@@ -85,16 +99,16 @@ def report(what: str, kind: str = "unavailable") -> ErrorReport:
 class Run:
     """One driver: takes events, keeps the state, the log and the stored objects; returns the effects."""
 
-    def __init__(self, rules: master.Rules = RULES) -> None:
+    def __init__(self, rules: Rules = RULES) -> None:
         self.rules, self.now = rules, 100.0
         self.lists = True
         """Listings of the sources are answered as they are asked for: nothing is new."""
         self.state: Master
         self.log: list[joblog.Record] = []
         self.manifests: list[Manifest] = []
-        self.effects: list[master.Effect] = []
+        self.effects: list[Effect] = []
 
-    def take(self, step: master.Step) -> list[master.Effect]:
+    def take(self, step: Step) -> list[Effect]:
         self.state, effects = step
         validate(self.state)
         if self.lists and (asked := [effect for effect in effects if isinstance(effect, ListPartitions)]):
@@ -104,40 +118,42 @@ class Run:
         self.effects += effects
         return effects
 
-    def answer(self, asked: ListPartitions, *new: SourcePosition) -> list[master.Effect]:
+    def answer(self, asked: ListPartitions, *new: SourcePosition) -> list[Effect]:
         """The sources are listed: they have the known partitions and these."""
         known = (SourcePosition(source, p, 0) for source, partitions in asked.known.items() for p in partitions)
-        return self.take(master.listed(self.state, asked.number, (*known, *new), self.now))
+        return self.take(master.step(self.state, SourcesListed(asked.number, (*known, *new)), Moment(self.now)))
 
-    def begin(self, owner: str = DRIVER) -> list[master.Effect]:
+    def begin(self, owner: str = DRIVER) -> list[Effect]:
         job = reduce(joblog.fold, self.log, None)
         return self.take(master.begin(self.rules, owner, job, "started", 0))
 
-    def append(self) -> list[master.Effect]:
+    def append(self) -> list[Effect]:
         """The record in flight reaches the log, and its number is read."""
         record = next(e.record for e in reversed(self.effects) if isinstance(e, CreateRecord))
         if record.seq == len(self.log) + 1:
             self.log.append(record)
-        return self.take(master.record_found(self.state, self.log[record.seq - 1], self.now, 0))
+        return self.take(master.step(self.state, RecordFound(self.log[record.seq - 1]), Moment(self.now)))
 
-    def load(self) -> list[master.Effect]:
-        return self.take(master.base_loaded(self.state, self.manifests[-1], self.now))
+    def load(self) -> list[Effect]:
+        return self.take(master.step(self.state, BaseLoaded(self.manifests[-1]), Moment(self.now)))
 
-    def store(self) -> list[master.Effect]:
+    def store(self) -> list[Effect]:
         manifest = next(e.manifest for e in reversed(self.effects) if isinstance(e, StoreManifest))
         self.manifests.append(manifest)
-        return self.take(master.manifest_stored(self.state, manifest, blob(f"manifests/{manifest.epoch}"), self.now, 0))
+        return self.take(
+            master.step(self.state, ManifestStored(manifest, blob(f"manifests/{manifest.epoch}")), Moment(self.now))
+        )
 
-    def register(self, *workers: WorkerId) -> list[master.Effect]:
+    def register(self, *workers: WorkerId) -> list[Effect]:
         effects = []
         for worker in workers:
             launch = min(self.state.launching, default=99)
             register = m.Register(worker, launch, "here", 1, "boot", ("here", ord(worker)))
-            effects += self.take(master.heard(self.state, register, self.now))
+            effects += self.take(master.step(self.state, register, Moment(self.now)))
         return effects
 
-    def hear(self, message: m.FromWorker) -> list[master.Effect]:
-        return self.take(master.heard(self.state, message, self.now))
+    def hear(self, message: m.FromWorker) -> list[Effect]:
+        return self.take(master.step(self.state, message, Moment(self.now)))
 
     def ready(self, *workers: WorkerId) -> None:
         for worker in workers:
@@ -156,34 +172,34 @@ class Run:
         said = {"partitions": reads} | more
         return m.Heartbeat(worker, self.generation, ended, broken, done, m.Progress(), **said)
 
-    def ack(self, worker: WorkerId, epoch: int, **fields: Any) -> list[master.Effect]:
+    def ack(self, worker: WorkerId, epoch: int, **fields: Any) -> list[Effect]:
         subtask = self.state.workers[worker].subtask
         assert subtask is not None
         known = {"positions": (), "segment": None, "staged": {}, "delivered": ()} | fields
         return self.hear(m.Ack(worker, self.generation, Epoch(epoch), SubtaskPart(subtask, **known)))
 
-    def fail(self, worker: WorkerId, what: str, *, permanent: bool = False) -> list[master.Effect]:
+    def fail(self, worker: WorkerId, what: str, *, permanent: bool = False) -> list[Effect]:
         error = report(what)
         return self.hear(m.Failed(worker, self.generation, error, permanent))
 
-    def lose(self, worker: WorkerId, why: str = "stream closed") -> list[master.Effect]:
-        return self.take(master.lost(self.state, worker, why, self.now))
+    def lose(self, worker: WorkerId, why: str = "stream closed") -> list[Effect]:
+        return self.take(master.step(self.state, StreamClosed(worker, why), Moment(self.now)))
 
-    def end_launch(self, number: int, error: str | None = "no room") -> list[master.Effect]:
-        return self.take(master.launch_ended(self.state, number, error, self.now))
+    def end_launch(self, number: int, error: str | None = "no room") -> list[Effect]:
+        return self.take(master.step(self.state, LaunchEnded(number, error), Moment(self.now)))
 
-    def pass_time(self, seconds: float, *, alive: tuple[WorkerId, ...] = (A, B, C)) -> list[master.Effect]:
+    def pass_time(self, seconds: float, *, alive: tuple[WorkerId, ...] = (A, B, C)) -> list[Effect]:
         """Time passes; the named workers send a heartbeat just before it is checked."""
-        effects: list[master.Effect] = []
+        effects: list[Effect] = []
         end = self.now + seconds
         while True:
             self.now = min(end, self.now + 1.0)
             workers = {w: replace(h, seen=self.now) if w in alive else h for w, h in self.state.workers.items()}
             self.state = replace(self.state, workers=workers)
             before = self.state.listings
-            effects += self.take(master.tick(self.state, self.now, 0))
+            effects += self.take(master.step(self.state, Tick(), Moment(self.now)))
             if self.lists and self.state.listings > before:
-                effects += self.take(master.tick(self.state, self.now, 0))
+                effects += self.take(master.step(self.state, Tick(), Moment(self.now)))
             if self.now >= end:
                 return effects
 
@@ -192,7 +208,7 @@ class Run:
         return self.state.job.generation
 
 
-def opened(rules: master.Rules = RULES) -> Run:
+def opened(rules: Rules = RULES) -> Run:
     """The first generation is in the log; no worker has come yet."""
     run = Run(rules)
     run.begin()
@@ -201,7 +217,7 @@ def opened(rules: master.Rules = RULES) -> Run:
     return run
 
 
-def running(rules: master.Rules = RULES) -> Run:
+def running(rules: Rules = RULES) -> Run:
     """Both subtasks are ready."""
     run = opened(rules)
     run.pass_time(0.0)
@@ -210,16 +226,16 @@ def running(rules: master.Rules = RULES) -> Run:
     return run
 
 
-def acked(run: Run, epoch: int = 1, last: bool = False, **of_a: Any) -> list[master.Effect]:
+def acked(run: Run, epoch: int = 1, last: bool = False, **of_a: Any) -> list[Effect]:
     """The next epoch is triggered and both workers ack it."""
     if last:
-        run.take(master.stop(run.state))
+        run.take(stop(run.state))
     run.pass_time(10.0)
     run.ack(A, epoch, **of_a)
     return run.ack(B, epoch)
 
 
-def completed(run: Run, epoch: int = 1, **fields: Any) -> list[master.Effect]:
+def completed(run: Run, epoch: int = 1, **fields: Any) -> list[Effect]:
     acked(run, epoch, **fields)
     run.store()
     return run.append()
@@ -266,7 +282,7 @@ class TestMessagesOfAnOlderGeneration:
             assert run.state == before
 
 
-def kinds(effects: list[master.Effect]) -> list[type]:
+def kinds(effects: list[Effect]) -> list[type]:
     return [type(effect.message) if isinstance(effect, Send) else type(effect) for effect in effects]
 
 
@@ -293,11 +309,11 @@ class TestOpening:
         """P4"""
         run = Run()
         (create,) = run.begin()
-        assert master.retry_append(run.state) == (run.state, [create])
+        assert master.step(run.state, AppendUnknown(), Moment(0.0)) == (run.state, [create])
 
     def test_an_answer_for_another_number_changes_nothing(self) -> None:
         run = opened()
-        assert master.record_found(run.state, run.log[0], 0.0, 0) == (run.state, [])
+        assert master.step(run.state, RecordFound(run.log[0]), Moment(0.0)) == (run.state, [])
 
     def test_a_job_with_a_checkpoint_waits_for_its_manifest(self) -> None:
         run = running()
@@ -318,7 +334,7 @@ class TestTwoDrivers:
         other.begin("other")
         other.append()
         assert run.append() == [End("fenced", master.taken_over(other.state.job))]
-        assert run.state.phase == master.Over("fenced")
+        assert run.state.phase == Over("fenced")
 
     def test_two_drivers_that_create_the_job_both_use_the_first_record(self) -> None:
         """P1"""
@@ -400,7 +416,7 @@ class TestGathering:
 class TestQuiet:
     """No epoch without new records, unless one was given up (docs/design/0025)."""
 
-    def quiet(self, run: Run, worker: WorkerId, epoch: int) -> list[master.Effect]:
+    def quiet(self, run: Run, worker: WorkerId, epoch: int) -> list[Effect]:
         beat = run.heartbeat(worker, quiet=Epoch(epoch))
         return run.hear(beat)
 
@@ -454,12 +470,12 @@ class TestQuiet:
 
     def test_a_stop_closes_an_epoch(self) -> None:
         run = self.idle()
-        run.take(master.stop(run.state))
+        run.take(stop(run.state))
         assert kinds(run.pass_time(0.0)) == [m.Trigger, m.Trigger]
 
     def test_a_requested_epoch_is_closed_when_due_and_only_once(self) -> None:
         run = self.idle()
-        run.state = master.close_epoch(run.state)
+        run.state = master.step(run.state, EpochAsked(), Moment(0.0))[0]
         assert kinds(run.pass_time(10.0)) == [m.Trigger, m.Trigger]
         run.ack(A, 2)
         run.ack(B, 2)
@@ -473,9 +489,9 @@ class TestQuiet:
         """P9"""
         run = self.idle()
         committed = m.Committed(Generation(1), Epoch(1), blob("").sha256)
-        assert {Send(A, committed), Send(B, committed)} <= set(master.pulse(run.state))
+        assert {Send(A, committed), Send(B, committed)} <= set(repeated(run.state))
         self.quiet(run, A, 0)
-        assert Send(B, committed) not in master.pulse(run.state)
+        assert Send(B, committed) not in repeated(run.state)
 
 
 class TestEpochs:
@@ -667,7 +683,7 @@ class TestRecovery:
         assert run.pass_time(5.0, alive=(A,)) == []
         effects = run.pass_time(1.0, alive=(A,))
         assert kinds(effects) == [Dismiss, CreateRecord, Launch]
-        assert not isinstance(run.state.phase, master.Interrupted)
+        assert not isinstance(run.state.phase, Interrupted)
 
     def test_messages_of_a_zombie_are_ignored(self) -> None:
         """P2"""
@@ -826,7 +842,7 @@ class TestRestartLimit:
         run.pass_time(0.0)
         run.end_launch(3)
         assert run.append() == []
-        assert isinstance(run.state.phase, master.Over)
+        assert isinstance(run.state.phase, Over)
 
 
 class TestEnd:
@@ -839,14 +855,14 @@ class TestEnd:
     def test_a_stop_immediately_closes_a_last_epoch(self) -> None:
         """P13"""
         run = running()
-        assert run.take(master.stop(run.state)) == []
+        assert run.take(stop(run.state)) == []
         trigger = m.Trigger(Generation(1), Barrier(Epoch(1), Epoch(0), True))
         assert run.pass_time(0.0) == [Send(A, trigger), Send(B, trigger)]
 
     def test_an_open_epoch_is_completed_before_the_last_one(self) -> None:
         run = running()
         run.pass_time(10.0)
-        run.take(master.stop(run.state))
+        run.take(stop(run.state))
         assert run.pass_time(0.0) == []
         for worker in (A, B):
             run.ack(worker, 1)
@@ -857,7 +873,7 @@ class TestEnd:
 
     def test_a_last_epoch_that_is_given_up_is_followed_by_another_last_epoch(self) -> None:
         run = running()
-        run.take(master.stop(run.state))
+        run.take(stop(run.state))
         run.pass_time(0.0)
         run.pass_time(31.0)
         trigger = m.Trigger(Generation(1), Barrier(Epoch(2), Epoch(0), True))
@@ -868,7 +884,7 @@ class TestEnd:
         run = self.stopped()
         assert run.pass_time(1_000.0) == []
         committed = m.Committed(Generation(1), Epoch(1), blob("").sha256)
-        assert master.pulse(run.state) == [
+        assert repeated(run.state) == [
             Send(A, m.Pulse()),
             Send(B, m.Pulse()),
             Send(A, committed),
@@ -917,7 +933,7 @@ class TestEnd:
     def test_a_stop_while_recovering_waits_for_the_subtasks(self) -> None:
         run = running()
         run.lose(B)
-        run.take(master.stop(run.state))
+        run.take(stop(run.state))
         replaced(run)
         trigger = m.Trigger(Generation(2), Barrier(Epoch(101), Epoch(0), True))
         assert run.pass_time(0.0) == [Send(A, trigger), Send(C, trigger)]

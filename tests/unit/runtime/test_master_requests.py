@@ -9,9 +9,9 @@ import pytest
 
 from holdfast.checkpoint import joblog
 from holdfast.model import Barrier, Epoch, Generation, SourcePosition, Timeline
-from holdfast.runtime.driver import master
-from holdfast.runtime.driver.master import CreateRecord, End, Send
-from holdfast.runtime.driver.requests import Answer
+from holdfast.runtime.driver.epochs import repeated
+from holdfast.runtime.driver.events import CreateRecord, End, Send
+from holdfast.runtime.driver.requests import Answer, carry_out
 from holdfast.runtime.driver.state import SAVEPOINTS_WAITING_MAX, Finishing, Stopping
 from holdfast.runtime.wire import messages as m
 from tests.unit.runtime.test_master import RULES, A, B, C, Run, acked, blob, completed, kinds, replaced, running
@@ -21,7 +21,7 @@ ACCEPTED = Answer(True, Generation(1))
 
 
 def ask(run: Run, kind: str, generation: int = 1, first: Generation = FIRST, **args: Any) -> Answer | None:
-    state, effects, answer = master.carry_out(run.state, kind, args, generation, first)
+    state, effects, answer = carry_out(run.state, kind, args, generation, first)
     run.take((state, effects))
     return answer
 
@@ -207,9 +207,9 @@ class TestFinish:
         ask(run, "stop", how="finish")
         assert run.pass_time(0.0) == [Send(A, self.END), Send(B, self.END)]
         run.beat(A, ended=True)
-        assert [e for e in master.pulse(run.state) if e == Send(B, self.END)]
+        assert [e for e in repeated(run.state) if e == Send(B, self.END)]
         run.beat(B, ended=True)
-        assert not [e for e in master.pulse(run.state) if e == Send(B, self.END)]
+        assert not [e for e in repeated(run.state) if e == Send(B, self.END)]
 
     def test_unread_records_are_dropped_only_on_request_and_irrevocably(self) -> None:
         run = running()
@@ -217,7 +217,7 @@ class TestFinish:
         dropping = m.EndInput(Generation(1), drop_unread=True)
         assert [e for e in run.effects if isinstance(e, Send)][-2:] == [Send(A, dropping), Send(B, dropping)]
         ask(run, "stop", how="finish")
-        assert Send(A, dropping) in master.pulse(run.state)
+        assert Send(A, dropping) in repeated(run.state)
         assert "unread" in refused(ask(running(), "stop", how="finish", unread="keep"))
 
     def test_a_finish_ends_like_the_end_of_input(self) -> None:
@@ -241,7 +241,7 @@ class TestFinish:
         run.lose(B)
         replaced(run)
         reported = m.EndInput(Generation(2))
-        assert [e for e in master.pulse(run.state) if e in (Send(A, reported), Send(C, reported))] == [
+        assert [e for e in repeated(run.state) if e in (Send(A, reported), Send(C, reported))] == [
             Send(A, reported),
             Send(C, reported),
         ]

@@ -15,7 +15,39 @@ from holdfast.checkpoint.manifest import Confirmed
 from holdfast.errors import Unavailable
 from holdfast.model import Epoch, Generation, SourcePosition, Subtask, Tag, Timeline, WorkerId, Writer
 from holdfast.runtime.driver import master
-from holdfast.runtime.driver.state import Finishing, Phase, Stopping
+from holdfast.runtime.driver.events import (
+    BaseLoaded,
+    Cancel,
+    CreateRecord,
+    Dismiss,
+    Effect,
+    End,
+    Launch,
+    ListPartitions,
+    LoadManifest,
+    Moment,
+    RepairTargets,
+    Send,
+    SourcesUnlisted,
+    StoreManifest,
+    SweepObjects,
+    TargetsRepaired,
+)
+from holdfast.runtime.driver.requests import carry_out
+from holdfast.runtime.driver.state import (
+    Delivering,
+    Deployed,
+    Finishing,
+    Gathering,
+    Interrupted,
+    Loading,
+    Opening,
+    Over,
+    Phase,
+    Repaired,
+    Repairing,
+    Stopping,
+)
 from holdfast.runtime.wire import messages as m
 from tests.unit.runtime.test_master import RULES, Run, staged
 
@@ -51,11 +83,11 @@ class Played:
                 run.append()
             case ["load"]:
                 base = next(each for each in run.manifests if each.epoch == run.state.job.base_epoch)
-                run.take(master.base_loaded(run.state, base, run.now))
+                run.take(master.step(run.state, BaseLoaded(base), Moment(run.now)))
             case ["store"]:
                 run.store()
             case ["repaired"]:
-                run.take(master.repaired(run.state, run.generation, (OUT,), run.now))
+                run.take(master.step(run.state, TargetsRepaired(run.generation, frozenset((OUT,))), Moment(run.now)))
             case ["pass", seconds]:
                 run.pass_time(float(seconds), alive=tuple(run.state.workers))
             case ["register", *names]:
@@ -76,15 +108,15 @@ class Played:
                 run.answer(self._listing(), *new)
             case ["unlisted"]:
                 error = Unavailable("source 's' is unreachable", next_step="wait")
-                run.take((master.unlisted(run.state, self._listing().number, error, run.now), []))
+                run.take(master.step(run.state, SourcesUnlisted(self._listing().number, error), Moment(run.now)))
             case ["ask", *request]:
                 return [self._ask(request)]
             case _:
                 pytest.fail(f"no event: {words}")
         return []
 
-    def _listing(self) -> master.ListPartitions:
-        return next(each for each in reversed(self.run.effects) if isinstance(each, master.ListPartitions))
+    def _listing(self) -> ListPartitions:
+        return next(each for each in reversed(self.run.effects) if isinstance(each, ListPartitions))
 
     def _ack(self, epoch: Epoch, names: list[str]) -> None:
         output = {"out": staged(f"out{epoch}")} if "staged" in names else {}
@@ -110,35 +142,35 @@ class Played:
             case ["finish"]:
                 args = {"how": "finish"}
         generation = run.generation
-        state, effects, answer = master.carry_out(run.state, kind, args, generation, Generation(1))
+        state, effects, answer = carry_out(run.state, kind, args, generation, Generation(1))
         run.take((state, effects))
         assert answer is not None
         return "accepted" if answer.accepted else "refused"
 
-    def _effect(self, effect: master.Effect) -> str | None:
+    def _effect(self, effect: Effect) -> str | None:
         match effect:
-            case master.CreateRecord(record):
+            case CreateRecord(record):
                 return f"append #{record.seq} {_record(record)}"
-            case master.LoadManifest(ref):
+            case LoadManifest(ref):
                 return f"load {ref.path}"
-            case master.StoreManifest(manifest):
+            case StoreManifest(manifest):
                 stands = ", ".join(f"partition {at.partition} at {at.offset}" for at in manifest.positions)
                 return f"store the manifest of epoch {manifest.epoch}" + (f", {stands}" if stands else "")
-            case master.RepairTargets(job, base):
+            case RepairTargets(job, base):
                 return f"repair the targets to epoch {base.epoch} on timeline {job.timeline}"
-            case master.Send(worker, message):
+            case Send(worker, message):
                 return f"to {worker}: {_message(message)}"
-            case master.Launch(number):
+            case Launch(number):
                 return f"launch {number}"
-            case master.Dismiss(worker, _):
+            case Dismiss(worker, _):
                 return f"dismiss {worker}"
-            case master.Cancel(number):
+            case Cancel(number):
                 return f"cancel launch {number}"
-            case master.ListPartitions(_, known, _):
+            case ListPartitions(_, known, _):
                 return f"list the sources, of which {_places(known)} is known"
-            case master.Sweep():
+            case SweepObjects():
                 return "sweep"
-            case master.End(outcome, _):
+            case End(outcome, _):
                 return f"end as {outcome}"
 
     def _state(self) -> str:
@@ -199,24 +231,28 @@ def _message(message: m.FromDriver) -> str:
 
 def _phase(phase: Phase) -> str:
     match phase:
-        case master.Opening():
+        case Opening():
             return "opening"
-        case master.Gathering(_, known, repaired, stops):
-            lacks = [name for name, done in (("the base", known), ("repairs", repaired)) if not done]
-            follows = "then the end of the run" if stops else "then workers"
-            return f"gathering: {', '.join([*lacks, follows])}"
-        case master.Running():
-            return f"running, {_epochs(phase)}"
-        case master.Interrupted(running, cause):
-            return f"interrupted ({cause}), {_epochs(running)}"
-        case master.Over(outcome, _):
+        case Loading(stops=stops):
+            return "loading the base" + (", then the run ends" if stops else "")
+        case Repairing(stops=stops):
+            return "repairing targets" + (", then the run ends" if stops else "")
+        case Repaired():
+            return "repaired: the run ends"
+        case Gathering():
+            return "gathering workers"
+        case Delivering(final=final):
+            return f"delivering epoch {final}, the last"
+        case Deployed():
+            return f"{type(phase).__name__.lower()}, {_epochs(phase)}"
+        case Interrupted(deployed=deployed, cause=cause):
+            return f"interrupted ({cause}), {_epochs(deployed)}"
+        case Over(outcome=outcome):
             return f"over: {outcome}"
 
 
-def _epochs(running: master.Running) -> str:
-    if running.final is not None:
-        return f"epoch {running.final} was the last"
-    match running.epochs:
+def _epochs(phase: Deployed) -> str:
+    match phase.epochs:
         case coordinator.Idle(committed_through=epoch):
             return f"epoch {epoch} is completed"
         case coordinator.Collecting(barrier=barrier) | coordinator.Deciding(barrier=barrier) as epochs:

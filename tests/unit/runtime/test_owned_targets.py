@@ -23,7 +23,7 @@ from holdfast.checkpoint.repository import Repository
 from holdfast.checkpoint.timeline import Rewind
 from holdfast.model import Epoch, Generation, JobUuid, ObjectRef, Tag, Timeline
 from holdfast.runtime.config.settings import resolve
-from holdfast.runtime.driver.master import RewindWanted
+from holdfast.runtime.driver.state import RewindWanted
 from holdfast.runtime.execution.holdings import adopted_from, beyond, check_targets, lost_rows, read_holdings
 from holdfast.runtime.execution.prepare import Prepared, prepare
 from holdfast.runtime.plan.compiler import Plan

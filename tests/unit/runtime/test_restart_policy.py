@@ -10,9 +10,9 @@ import pytest
 import holdfast as hf
 from holdfast.model import Generation, WorkerId
 from holdfast.runtime.config.settings import resolve
-from holdfast.runtime.driver import master
+from holdfast.runtime.driver.events import CreateRecord, End, Launch
 from holdfast.runtime.driver.failover import ALIKE_MAX, launch_allowed_at
-from holdfast.runtime.driver.master import End, Launch
+from holdfast.runtime.driver.state import Rules
 from holdfast.runtime.processes.host import unexpected
 from holdfast.runtime.wire import messages as m
 from tests.unit.runtime.test_master import RULES, A, B, Run, completed, opened, replaced, running
@@ -20,7 +20,7 @@ from tests.unit.runtime.test_master import RULES, A, B, Run, completed, opened, 
 MINUTE = 60.0
 
 
-def rules() -> master.Rules:
+def rules() -> Rules:
     """Return the rules that a run without any setting has."""
     settings = resolve(hf.App("job"))
     return replace(
@@ -70,7 +70,7 @@ class TestByDefault:
         while ended(run) is None:
             run.pass_time(noticed_after_s)
             run.beat(A, broken=True)
-            while not any(isinstance(e, master.CreateRecord | End) for e in run.pass_time(0.1)):
+            while not any(isinstance(e, CreateRecord | End) for e in run.pass_time(0.1)):
                 pass
             if ended(run) is None:
                 run.append()
