@@ -375,13 +375,15 @@ class On:
     """The phases, other than this one, that may follow."""
 
 
-_AFTER_A_LOSS: Mapping[type, tuple[type, ...]] = {
-    **dict.fromkeys((Opening, Loading, Repairing, Repaired, Gathering, Interrupted), (Over,)),
-    **dict.fromkeys((Running, Exhausted, Halted, Delivering), (Interrupted, Over)),
-}
-"""The phases that the loss of a worker, or the end of its process, may lead to."""
-PHASES = (*_AFTER_A_LOSS, Over)
+_BEFORE = (Opening, Loading, Repairing, Repaired, Gathering)
 _DEPLOYED = (Running, Exhausted, Halted, Delivering)
+_LIVE = (*_BEFORE, *_DEPLOYED, Interrupted)
+PHASES = (*_LIVE, Over)
+_AFTER_A_LOSS: Mapping[type, tuple[type, ...]] = {
+    **dict.fromkeys(_LIVE, (Over,)),
+    **dict.fromkeys(_DEPLOYED, (Interrupted, Over)),
+}
+"""What the loss of a worker, or the end of its process, may lead to: always the end, by the restart limit."""
 
 
 def _rows(event: type, handler: Handler, to: Mapping[type, tuple[type, ...]]) -> dict[tuple[type, type], On]:
@@ -407,17 +409,17 @@ ON: Mapping[tuple[type[Phase], type], On] = {
     **_rows(TargetsRepaired, repaired, {Repairing: (Repaired, Gathering, Running)}),
     **_rows(ManifestStored, manifest_stored, _same(Running, Exhausted, Halted)),
     **_rows(SourcesListed, listed, {
-        **dict.fromkeys(_AFTER_A_LOSS, (Over,)),
+        **dict.fromkeys(_LIVE, (Over,)),
         Running: (Exhausted, Over),
     }),
-    **_rows(SourcesUnlisted, unlisted, _same(*_AFTER_A_LOSS)),
-    **_rows(m.Register, registered, {**dict.fromkeys(_AFTER_A_LOSS, (Over,)), Gathering: (Running, Over)}),
+    **_rows(SourcesUnlisted, unlisted, _same(*_LIVE)),
+    **_rows(m.Register, registered, {**dict.fromkeys(_LIVE, (Over,)), Gathering: (Running, Over)}),
     **_rows(m.Register, too_late, {Over: ()}),
-    **_rows(m.Heartbeat, heard, _same(*_AFTER_A_LOSS)),
+    **_rows(m.Heartbeat, heard, _same(*_LIVE)),
     **_rows(m.Heartbeat, of_this_generation(beating), _same(*_DEPLOYED)),
-    **_rows(m.Ready, heard, _same(*_AFTER_A_LOSS)),
+    **_rows(m.Ready, heard, _same(*_LIVE)),
     **_rows(m.Ready, of_this_generation(ready), _same(*_DEPLOYED)),
-    **_rows(m.Ack, heard, _same(*_AFTER_A_LOSS)),
+    **_rows(m.Ack, heard, _same(*_LIVE)),
     **_rows(m.Ack, of_this_generation(acked), _same(*_DEPLOYED)),
     **_rows(m.Failed, failed, _AFTER_A_LOSS),
     **_rows(m.Vitals, spoken_for, _AFTER_A_LOSS),
@@ -435,9 +437,9 @@ ON: Mapping[tuple[type[Phase], type], On] = {
         Delivering: (Interrupted, Opening, Over),
         Interrupted: (Opening, Over),
     }),
-    **_rows(Beat, beat, _same(*_AFTER_A_LOSS)),
-    **_rows(StopAsked, stop_asked, _same(*_AFTER_A_LOSS)),
-    **_rows(EpochAsked, epoch_asked, _same(*_AFTER_A_LOSS)),
+    **_rows(Beat, beat, _same(*_LIVE)),
+    **_rows(StopAsked, stop_asked, _same(*_LIVE)),
+    **_rows(EpochAsked, epoch_asked, _same(*_LIVE)),
 }  # fmt: skip
 """What the master does with each event in each phase; docs/architecture.md draws it."""
 

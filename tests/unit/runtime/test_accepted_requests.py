@@ -11,6 +11,7 @@ from functools import reduce
 from typing import Any
 
 import pytest
+from master_runs import RULES, A, Run, acked, completed, report, running
 
 from holdfast.checkpoint import append, coordinator, joblog
 from holdfast.checkpoint.catalogue import Retention
@@ -28,7 +29,6 @@ from holdfast.runtime.driver.state import (
     RewindWanted,
 )
 from holdfast.runtime.wire import messages as m
-from tests.unit.runtime.test_master import RULES, A, Run, acked, completed, report, running
 
 FINISHED, STOPPED, ENDED, FENCED, FAILED = "finished", "stopped", "ended", "fenced", "failed"
 ROUNDS_MAX = 60

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from master_runs import OUT0, RULES, A, B, C, Run, completed, replaced, running, staged, tag
 
 from holdfast.checkpoint.manifest import Confirmed
 from holdfast.model import Generation, ObjectRef, Pending, Staged, Subtask
@@ -13,7 +14,6 @@ from holdfast.runtime.driver.epochs import repeated
 from holdfast.runtime.driver.events import Effect, Send
 from holdfast.runtime.wire import messages as m
 from holdfast.sinks.protocol import delivery
-from tests.unit.runtime.test_master import OUT0, RULES, A, B, C, Run, completed, replaced, running, staged, tag
 
 ONCE = replace(RULES, committed_once=("out",))
 

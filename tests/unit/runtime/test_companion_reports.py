@@ -8,6 +8,7 @@ from functools import partial
 from typing import get_args
 
 import pytest
+from master_runs import RULES, A, B, Run, kinds, running
 
 import holdfast as hf
 from holdfast.model import DriverProcess, WorkerId
@@ -23,7 +24,6 @@ from holdfast.runtime.testing import cluster
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.vitals import At, State
 from holdfast.runtime.worker.loop import WorkerLoop
-from tests.unit.runtime.test_master import RULES, A, B, Run, kinds, running
 from tests.unit.runtime.test_slow_functions import Played, Row, numbers
 
 MARK = "function: map parse"

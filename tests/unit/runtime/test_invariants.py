@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from master_runs import A, B, Run, acked, completed, opened, replaced, running
 
 from holdfast.checkpoint import append, coordinator, joblog
 from holdfast.checkpoint.manifest import Manifest
-from holdfast.model import Epoch, Generation, Subtask
+from holdfast.model import NO_EPOCH, Epoch, Generation, Subtask
 from holdfast.runtime.driver import epochs, failover, master, partitions
 from holdfast.runtime.driver import requests as master_requests
-from holdfast.runtime.driver.events import Moment, Step, append_record
+from holdfast.runtime.driver.events import Event, Moment, Step, append_record
 from holdfast.runtime.driver.requests import carry_out
-from holdfast.runtime.driver.state import Deployed, Master, Opening
+from holdfast.runtime.driver.state import Closing, Delivering, Deployed, Gathering, Master, Opening
 from holdfast.runtime.wire import messages as m
-from tests.unit.runtime.test_master import A, B, Run, acked, completed, opened, replaced, running
 from tests.unit.runtime.test_partition_discovery import grown
 
 Right = Callable[..., Any]
@@ -137,12 +137,76 @@ def stops_at_any_time(right: Right) -> Right:
 
 
 def still_misses_the_worker(right: Right) -> Right:
-    def registered(state: Master, message: Any, now: float) -> Step:
-        launching = state.launching
-        state, effects = right(state, message, now)
-        return replace(state, launching=launching), effects
+    def step(state: Master, event: Event, at: Moment) -> Step:
+        after, effects = right(state, event, at)
+        return replace(after, launching=state.launching) if isinstance(event, m.Register) else after, effects
 
-    return registered
+    return step
+
+
+def goes_on_when_it_is_fenced(right: Right) -> Right:
+    def step(state: Master, event: Event, at: Moment) -> Step:
+        after, effects = right(state, event, at)
+        return replace(after, phase=state.phase) if isinstance(after.log, append.Overtaken) else after, effects
+
+    return step
+
+
+def expires_before_it_deploys(right: Right) -> Right:
+    def launch_missing(state: Master, now: float) -> Step:
+        if isinstance(state.phase, Gathering):
+            return append_record(state, joblog.LogStart, 0)
+        return right(state, now)  # type: ignore[no-any-return]
+
+    return launch_missing
+
+
+def decides_with_the_trigger(right: Right) -> Right:
+    return lambda savepoint, assigned: right(savepoint, assigned, object())
+
+
+def runs_what_is_finished(right: Right) -> Right:
+    def finished(state: Master, outcome: str, error: Any) -> Step:
+        return (state, []) if outcome == "finished" else right(state, outcome, error)
+
+    return finished
+
+
+def forgets_that_it_is_over(right: Right) -> Right:
+    """It opens another epoch after the last one."""
+
+    def turn(state: Master, phase: Deployed, at: Moment) -> Step:
+        if not isinstance(phase, Delivering):
+            return right(state, phase, at)  # type: ignore[no-any-return]
+        epochs, _ = coordinator.trigger(cast(coordinator.Idle, phase.epochs), at.now, False)
+        return with_phase(state, epochs=epochs, closing=Closing(None, ())), []
+
+    return turn
+
+
+def delivers_one_epoch_less(right: Right) -> Right:
+    def completed_(state: Master, now: float) -> Step:
+        state, effects = right(state, now)
+        delivering = isinstance(state.phase, Delivering)
+        return (with_phase(state, final=NO_EPOCH) if delivering else state), effects
+
+    return completed_
+
+
+def finishes() -> Run:
+    run = running()
+    for worker in (A, B):
+        run.beat(worker, ended=True)
+    completed(run)
+    run.pass_time(0.0)
+    run.append()
+    return run
+
+
+def stops() -> None:
+    run = running()
+    completed(run, last=True)
+    run.pass_time(0.0)
 
 
 def uses_numbers_again(right: Right) -> Right:
@@ -168,6 +232,10 @@ def keeps_it_out_of_the_manifest(right: Right) -> Right:
 
 def finishes_without_looking(right: Right) -> Right:
     return lambda state, phase: True
+
+
+def opened_and_passed() -> None:
+    opened().pass_time(0.0)
 
 
 def discovers_a_partition() -> None:
@@ -235,11 +303,11 @@ class Plant:
 PLANTS = (
     Plant(gives_one_subtask_twice, master, "deploy_if_complete", running, "the same subtask"),
     Plant(keeps_workers_ready, master, "gather", recovers, "ready before it was deployed"),
-    Plant(forgets_its_start, failover, "recover", opened, "no record is in flight"),
+    Plant(forgets_its_start, master, "recover", opened, "no record is in flight"),
     Plant(runs_on_without_the_worker, failover, "lose", lambda: running().lose(A), "no recovery is due"),
     Plant(forgets_when_it_failed, failover, "lose", lambda: running().lose(B), "its beginning is unknown"),
     Plant(counts_from_the_epoch_before, coordinator, "appended", lambda: completed(running()), "counts from another"),
-    Plant(keeps_the_manifest, master, "completed", lambda: completed(running()), "an epoch that is not decided"),
+    Plant(keeps_the_manifest, master, "completed", lambda: completed(running()), "that no trigger opened"),
     Plant(keeps_the_older_manifest, master, "completed", lambda: completed(running()), "not that of the last check"),
     Plant(never_gives_up, failover, "end", loses_workers_again_and_again, "outlives the restart limit"),
     Plant(refuses_nothing, master_requests, "_refusal", asks_twice_for_a_savepoint, "requested twice"),
@@ -247,7 +315,13 @@ PLANTS = (
     Plant(does_not_note_the_recovery, master, "all_run", recovers, "how long it took is unknown"),
     Plant(takes_the_others_start, append, "occupied", is_overtaken, "a generation of another driver"),
     Plant(stops_at_any_time, master, "turn", lambda: running().pass_time(1.0), "before its last epoch"),
-    Plant(still_misses_the_worker, master, "registered", running, "still counts as missing"),
+    Plant(still_misses_the_worker, master, "step", running, "still counts as missing"),
+    Plant(goes_on_when_it_is_fenced, master, "step", is_overtaken, "newer generation has fenced"),
+    Plant(expires_before_it_deploys, master, "launch_missing", opened_and_passed, "before the generation is deployed"),
+    Plant(decides_with_the_trigger, epochs, "Closing", lambda: acked(running()), "an epoch that is not decided"),
+    Plant(runs_what_is_finished, master, "end", finishes, "a finished job runs"),
+    Plant(forgets_that_it_is_over, master, "turn", stops, "after the last one"),
+    Plant(delivers_one_epoch_less, master, "completed", stops, "not the last one"),
     Plant(discovers_twice, partitions, "_taken", discovers_a_partition, "discovered twice"),
     Plant(keeps_it_out_of_the_manifest, epochs, "next_manifest", discovers_a_partition, "that its trigger assigned"),
     Plant(finishes_without_looking, master_requests, "all_input_is_listed", reads_everything, "listed once more"),

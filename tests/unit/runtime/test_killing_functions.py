@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from master_runs import RULES, A, B, C, Run, running
 
 from holdfast.chaos.mutants.killing_mutants import KILLING_MUTANTS
 from holdfast.chaos.mutants.mutation import Mutant, applied
@@ -17,7 +18,6 @@ from holdfast.runtime.driver.killing import KILLERS_MAX, QUIET_EPOCHS, UNPROVEN_
 from holdfast.runtime.driver.state import Called, Death, Kill, Kills
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.vitals import UNKNOWN, At
-from tests.unit.runtime.test_master import RULES, A, B, C, Run, running
 
 D = WorkerId("d")
 MARK = "function: map f"

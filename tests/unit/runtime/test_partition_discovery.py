@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from master_runs import RULES, A, B, Run, completed, opened, replaced, running
 
 from holdfast.checkpoint import joblog
 from holdfast.errors import Unavailable
@@ -29,7 +30,6 @@ from holdfast.runtime.driver.state import Interrupted, Rules
 from holdfast.runtime.job.explain import findings
 from holdfast.runtime.job.status import of_run
 from holdfast.runtime.wire import messages as m
-from tests.unit.runtime.test_master import RULES, A, B, Run, completed, opened, replaced, running
 from tests.unit.runtime.test_master_requests import ask
 
 EVERY = replace(RULES, discover_every=4.0)

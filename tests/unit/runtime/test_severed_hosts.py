@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
+from master_runs import RULES, A, B, C, Run, completed, opened
+
 from holdfast.model import ChannelId, Epoch, Subtask, WorkerId
 from holdfast.runtime.driver import master
 from holdfast.runtime.driver.events import CreateRecord, Dismiss, Effect, Launch, Moment, Tick
@@ -14,7 +16,6 @@ from holdfast.runtime.job import explain
 from holdfast.runtime.job.status import HOSTS_SEVERED, of_run
 from holdfast.runtime.wire import messages as m
 from holdfast.testing import TestDriver
-from tests.unit.runtime.test_master import RULES, A, B, C, Run, completed, opened
 from tests.unit.runtime.test_standbys import counting
 
 D = WorkerId("d")

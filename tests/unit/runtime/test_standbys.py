@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+from master_runs import RULES, A, B, C, Run, blob, completed, opened, running
 from msgspec import msgpack
 
 import holdfast as hf
@@ -22,7 +23,6 @@ from holdfast.runtime.job.status import of_run
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.worker import compaction, following
 from holdfast.testing import TestDriver
-from tests.unit.runtime.test_master import RULES, A, B, C, Run, blob, completed, opened, running
 
 D = WorkerId("d")
 ZERO, ONE = Subtask(0), Subtask(1)

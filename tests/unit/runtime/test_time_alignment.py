@@ -8,6 +8,9 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
+from master_runs import RULES, running
+from master_runs import A as first
+from master_runs import B as second
 
 import holdfast as hf
 from holdfast.model import NEVER_US, Generation, SourcePosition, WorkerId
@@ -20,9 +23,6 @@ from holdfast.runtime.testing.driver import PushedSource, _table_of
 from holdfast.runtime.time.time_alignment import Aligned, Group, Limit, Look, Place, Reached, looked
 from holdfast.runtime.wire import messages as m
 from holdfast.testing import TestDriver
-from tests.unit.runtime.test_master import RULES, running
-from tests.unit.runtime.test_master import A as first
-from tests.unit.runtime.test_master import B as second
 
 A, B, C = ("in", 0), ("in", 1), ("in", 2)
 IN = Group(frozenset({"in"}), 30.0)
