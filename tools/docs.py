@@ -25,6 +25,8 @@ from holdfast import errors
 from holdfast.runtime.cli.arguments import Parser
 from holdfast.runtime.cli.main import COMMANDS, module_of
 from holdfast.runtime.config.settings import SETTINGS, Setting
+from holdfast.runtime.driver.master import ON, PHASES
+from holdfast.runtime.driver.state import Over
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -215,11 +217,28 @@ def loaded(path: str) -> ModuleType:
     return module
 
 
+def phases() -> str:
+    """Return the table of the driver's phases: what is true in each, and which events lead to which phase."""
+    rows = ["| phase | what is true | next phase, after which events |", "|---|---|---|"]
+    for phase in PHASES:
+        to = dict[str, list[str]]()
+        for (here, event), on in ON.items():
+            for after in on.to if here is phase else ():
+                if after is Over:
+                    continue  # from everywhere, by too many events for a table
+                to.setdefault(after.__name__, []).append(event.__name__)
+        moves = [f"**{after}**: {', '.join(f'`{event}`' for event in events)}" for after, events in to.items()]
+        what = (phase.__doc__ or "").split("\n")[0]
+        rows.append(f"| **{phase.__name__}** | {what} | {'<br>'.join(moves)} |")
+    return "\n".join(rows) + "\n"
+
+
 PARTS: Mapping[str, Callable[[], str]] = {
     "sinks": lambda: str(conformance().sinks()),
     "sources": lambda: str(conformance().sources()),
     "tests": lambda: str(conformance().names()),
     "settings": settings,
+    "phases": phases,
     "statuses": statuses,
     "commands": commands,
     "design": design,

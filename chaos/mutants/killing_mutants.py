@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from holdfast.chaos.mutants.mutation import Mutant, Right, Swap
 from holdfast.model import SourcePosition
 from holdfast.runtime.driver import killing
-from holdfast.runtime.driver.killing import Kill, Kills
+from holdfast.runtime.driver.state import Kill, Kills
 
 
 def _remembers_everything(_: Right) -> Right:

@@ -41,8 +41,10 @@ from holdfast.checkpoint import append, catalogue, coordinator, joblog
 from holdfast.checkpoint.repository import Repository
 from holdfast.errors import JobFailed
 from holdfast.model import Epoch, Generation, Pending, Staged, Tag, Writer
-from holdfast.runtime.driver import deployment, gathering, master, repair, rewinding
+from holdfast.runtime.driver import deployment, epochs, gathering, loop, master, repair
 from holdfast.runtime.driver import requests as master_requests
+from holdfast.runtime.driver.events import Event, Moment, Step
+from holdfast.runtime.driver.state import Delivering, Deployed, Master
 from holdfast.runtime.inspect import reading
 from holdfast.runtime.operators.backlog import Backlog
 from holdfast.runtime.operators.event_clock import EventClock
@@ -178,19 +180,19 @@ def _drafts_once(right: Right) -> Right:
 
 
 def _abandons_in_doubt(right: Right) -> Right:
-    def tick_running(state: master.Master, phase: master.Running, now: float, at_us: int) -> master.Step:
+    def turn(state: Master, phase: Deployed, at: Moment) -> Step:
         deciding, log = phase.epochs, state.log
         if not isinstance(deciding, coordinator.Deciding) or not isinstance(log, append.InFlight):
-            step: master.Step = right(state, phase, now, at_us)
+            step: Step = right(state, phase, at)
             return step
-        if now - deciding.started <= state.rules.epoch_deadline:
+        if at.now - deciding.started <= state.rules.epoch_deadline:
             return state, []
         barrier = deciding.barrier
         idle = coordinator.Idle(deciding.parallelism, barrier.committed_through, Epoch(barrier.epoch + 1), 1)
         quiet = append.Quiet(log.owner, log.job)
-        return replace(state, log=quiet, phase=replace(phase, epochs=idle, storing=None)), []
+        return replace(state, log=quiet, phase=replace(phase, epochs=idle, closing=None)), []
 
-    return tick_running
+    return turn
 
 
 def _counts_on(_: Right) -> Right:
@@ -198,13 +200,13 @@ def _counts_on(_: Right) -> Right:
 
 
 def _hears_the_old(right: Right) -> Right:
-    def heard(state: master.Master, message: messages.FromWorker, now: float) -> master.Step:
-        if isinstance(message, messages.Ack) and isinstance(state.phase, master.Running):
-            message = msgspec.structs.replace(message, generation=state.job.generation)
-        step: master.Step = right(state, message, now)
+    def step(state: Master, event: Event, at: Moment) -> Step:
+        if isinstance(event, messages.Ack) and isinstance(state.phase, Deployed):
+            event = msgspec.structs.replace(event, generation=state.job.generation)
+        step: Step = right(state, event, at)
         return step
 
-    return heard
+    return step
 
 
 def _forgets_pending(right: Right) -> Right:
@@ -212,10 +214,10 @@ def _forgets_pending(right: Right) -> Right:
 
 
 def _finishes_early(right: Right) -> Right:
-    def finish(state: master.Master, phase: master.Running, at_us: int) -> master.Step:
+    def finish(state: Master, phase: Delivering, at: Moment) -> Step:
         assert phase.last is not None
         last = msgspec.structs.replace(phase.last, pending=())
-        step: master.Step = right(state, replace(phase, last=last), at_us)
+        step: Step = right(state, replace(phase, last=last), at)
         return step
 
     return finish
@@ -307,13 +309,13 @@ MUTANTS = (
     Mutant("stale-batches", "P2", "channels are not bound to a generation",
            (Swap(network, "belongs", _takes_any_connection),)),
     Mutant("abandon-while-in-doubt", "P4", "an epoch is given up although its record was sent",
-           (Swap(master, "_tick_running", _abandons_in_doubt),)),
+           (Swap(master, "turn", _abandons_in_doubt),)),
     Mutant("base-before-refold", "P5", "a generation's base is not recomputed after a conflict",
            (Swap(append, "append", _drafts_once),)),
     Mutant("survivor-drops-committed-delta", "P10", "a rollback forgets what was frozen for the base itself",
            (Swap(StateStore, "roll_back", _rolls_back_too_far),)),
     Mutant("stale-ack-reused-number", "P2", "epoch numbers continue from the base, and acks of any generation count",
-           (Swap(joblog, "next_first_epoch", _counts_on), Swap(master, "heard", _hears_the_old))),
+           (Swap(joblog, "next_first_epoch", _counts_on), Swap(master, "step", _hears_the_old))),
     Mutant("commit-before-manifest", "DESIGN 4.5", "the record is appended before its manifest is stored",
            (Swap(Repository, "store_manifest", wrong_writes.stores_manifest_hastily),)),
     Mutant("check-then-write", "P17", "a delivery reads the tag first and writes without a guard",
@@ -325,25 +327,25 @@ MUTANTS = (
     Mutant("pending-not-carried", "P18", "a manifest names only its own epoch's output",
            (Swap(deployment, "follow", _forgets_pending),)),
     Mutant("finished-early", "P13", "Finished is appended before the last epoch is delivered",
-           (Swap(master, "_finish_if_delivered", _finishes_early),)),
+           (Swap(epochs, "end_if_delivered", _finishes_early),)),
     Mutant("tags-forgotten-at-the-end", "P17", "the driver that appends Finished removes the tags from the targets",
            (Swap(Repository, "create_record", wrong_endings.forgets_tags),)),
     Mutant("savepoint-forgotten", "P13", "a savepoint is accepted and never taken",
-           (Swap(master, "carry_out", wrong_endings.forgets_savepoints),)),
+           (Swap(loop, "carry_out", wrong_endings.forgets_savepoints),)),
     Mutant("stop-forgotten", "P13", "a stop is accepted and the run continues",
            (Swap(master_requests, "stop", wrong_endings.forgets_to_stop),), needs="ends"),
     Mutant("finish-leaves-a-backlog", "P13", "a job that is asked to finish reads nothing more of its input",
            (Swap(subtask.SubtaskRun, "end_input", wrong_endings.gives_up_the_backlog),), needs="ends"),
     Mutant("rewind-forgotten", "P6", "a rewind is accepted and never begun",
-           (Swap(rewinding, "accept", wrong_endings.forgets_to_rewind),), needs="rewinds"),
+           (Swap(master_requests, "accept_rewind", wrong_endings.forgets_to_rewind),), needs="rewinds"),
     Mutant("old-writers-last", "P20", "after a rescale new writers do not wait for the output of older ones",
-           (Swap(master, "older_output_is_left", wrong_recoveries.waits_for_no_older_writer),), needs="rescales"),
+           (Swap(epochs, "older_output_is_left", wrong_recoveries.waits_for_no_older_writer),), needs="rescales"),
     Mutant("committer-drops-a-writer", "P18", "one commit for all writers leaves out the last of them",
            (Swap(deployment, "gathered", wrong_committers.drops_the_last_writer),), needs="hands_over"),
     Mutant("committer-overtakes-older-writers", "P20", "a committer does not wait for output that writers left",
            (Swap(deployment, "left_by_others", wrong_committers.waits_for_no_other_writers),), needs="switches"),
     Mutant("handed-over-with-a-gap", "P18", "a committer is handed the newest epoch alone",
-           (Swap(master, "hand_over", wrong_committers.hands_over_the_newest),), needs="hands_over"),
+           (Swap(epochs, "hand_over", wrong_committers.hands_over_the_newest),), needs="hands_over"),
     Mutant("sweep-of-completed-uploads", "P16", "a start deletes the uploads of every epoch before it",
            (Swap(deliveries, "_sweep", wrong_committers.sweeps_all_before),), needs="hands_over"),
     Mutant("uuid-missing-from-tag", "P1", "tags are kept by sink and writer alone",

@@ -29,9 +29,8 @@ from holdfast.ports import Clock, Lane, ObjectStore
 from holdfast.runtime.config.settings import CONTINUOUS
 from holdfast.runtime.driver.invariants import validate
 from holdfast.runtime.driver.loop import DriverLoop
-from holdfast.runtime.driver.master import RewindWanted, Rules
-from holdfast.runtime.driver.rewinding import ways_back
-from holdfast.runtime.driver.state import Site
+from holdfast.runtime.driver.requests import ways_back
+from holdfast.runtime.driver.state import RewindWanted, Rules, Site
 from holdfast.runtime.plan.model import Plan
 from holdfast.runtime.wire import messages as m
 
@@ -158,7 +157,7 @@ class DriverProcess(DriverEnd):
             self._world.checks.assigned.deployed(message)
         if isinstance(message, m.HoldBack):
             state = self.loop.state
-            reports = [hosted.progress for hosted in state.workers.values() if hosted.subtask is not None]
+            reports = [hosted.heartbeat.progress for hosted in state.workers.values() if hosted.subtask is not None]
             self._world.checks.aligned.sent(message, reports, state.rules.until)
 
     def launch(self, number: int, avoid: Sequence[Site]) -> None:

@@ -9,9 +9,8 @@ from holdfast.chaos.sim.driver_process import DriverProcess
 from holdfast.chaos.sim.faults.points import RECORDS, Point, of_lane
 from holdfast.chaos.sim.worker_process import WorkerProcess
 from holdfast.checkpoint import append, coordinator
-from holdfast.runtime.driver.deployment import all_ready
 from holdfast.runtime.driver.partitions import unassigned
-from holdfast.runtime.driver.state import Gathering, Opening, Running
+from holdfast.runtime.driver.state import Deployed, Gathering, Loading, Opening, Repaired, Repairing
 
 
 def of_worker(worker: WorkerProcess) -> frozenset[Point]:
@@ -51,8 +50,8 @@ def _worker_points(worker: WorkerProcess) -> Iterator[Point]:
 def has_new_partitions(driver: DriverProcess) -> bool:
     """Return whether the driver knows of a partition that no completed checkpoint has."""
     state = driver.loop.state
-    running = state.running
-    return running is not None and bool(unassigned(state, running))
+    deployed = state.deployed
+    return deployed is not None and bool(unassigned(state, deployed))
 
 
 def _driver_points(driver: DriverProcess) -> Iterator[Point]:
@@ -69,17 +68,17 @@ def _driver_points(driver: DriverProcess) -> Iterator[Point]:
         yield Point.PARTITIONS
     if isinstance(driver, BatchDriver) and driver.spark.busy:
         yield Point.BATCH
-    match state.running or state.phase:
+    match state.deployed or state.phase:
         case Opening():
             yield Point.START
-        case Gathering():
+        case Loading() | Repairing() | Repaired() | Gathering():
             yield Point.RECOVER
-        case Running(epochs=epochs) as running:
-            if not all_ready(state):
+        case Deployed(epochs=epochs):
+            if not state.all_ready:
                 yield Point.RECOVER
             if isinstance(epochs, coordinator.Collecting):
                 yield Point.ACK
-            if isinstance(epochs, coordinator.Deciding) or running.storing is not None:
+            if isinstance(epochs, coordinator.Deciding):
                 yield Point.COMMIT
             if state.job.completed:
                 for worker in driver.alive_workers():

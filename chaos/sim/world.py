@@ -42,7 +42,7 @@ from holdfast.chaos.sim.ports.objects import WatchedObjects
 from holdfast.chaos.sim.worker_process import WorkerProcess
 from holdfast.errors import ErrorReport
 from holdfast.model import Epoch, Generation, JobUuid, Subtask, Tag, Timeline, Writer
-from holdfast.runtime.driver import master
+from holdfast.runtime.driver.state import Rules
 from holdfast.runtime.microbatch.blocks import Attempt
 from holdfast.runtime.microbatch.task import Batch
 from holdfast.runtime.plan.model import Plan
@@ -152,7 +152,7 @@ class World:
         """Return numbers of the seed that nothing else draws."""
         return random.Random(f"{self.scenario.seed}/{name}")
 
-    def new_rules(self, owner: str) -> master.Rules:
+    def new_rules(self, owner: str) -> Rules:
         """Return the rules that a driver starts with."""
         scenario = self.scenario
         uuid = JobUuid(f"{self.random.getrandbits(128):032x}")

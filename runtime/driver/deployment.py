@@ -1,28 +1,30 @@
-"""Values that the master derives from its state: deployments, the next manifest, the worker of each subtask.
+"""Values that the master derives from its state: deployments, the next manifest, the right to write to targets.
 
 Pure: no clock, thread or I/O.
-Source: DESIGN sections 3 to 5; PROTOCOL P8, P18, P20.
+Source: DESIGN sections 3 to 5; PROTOCOL P1, P8, P17, P18, P20; docs/design/0021-owned-targets.md,
+0057-what-owners-completed.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import msgspec
 
 from holdfast.checkpoint import coordinator, joblog, recovery
 from holdfast.checkpoint.bases import pieces
 from holdfast.checkpoint.committing import COMMITTER, gathered, left_by_others
+from holdfast.checkpoint.joblog import Job
 from holdfast.checkpoint.manifest import Confirmed, Manifest, follow
 from holdfast.checkpoint.timeline import lineage_of
 from holdfast.frozen import changed, replace
-from holdfast.model import CHANGELOG, NO_EPOCH, Epoch, ObjectRef, SnapshotHandle, SourcePosition, Subtask, WorkerId
+from holdfast.model import CHANGELOG, NO_EPOCH, Epoch, ObjectRef, SnapshotHandle, SourcePosition, Subtask, Tag, WorkerId
 from holdfast.runtime.driver import killing
-from holdfast.runtime.driver.claims import claim_of
-from holdfast.runtime.driver.killing_ends import reads_alone
+from holdfast.runtime.driver.killing import reads_alone
 from holdfast.runtime.driver.partitions import added, counts_of, deployed, unassigned
-from holdfast.runtime.driver.state import Hosted, Master, Running
+from holdfast.runtime.driver.state import Deployed, Master
 from holdfast.runtime.wire import messages as m
+from holdfast.sinks.contract.owners import Claim
 
 
 def older_output_is_left(state: Master, base: Manifest | None) -> bool:
@@ -37,7 +39,7 @@ def older_output_is_left(state: Master, base: Manifest | None) -> bool:
 
 
 def next_manifest(state: Master, decided: coordinator.Decide) -> Manifest:
-    assert isinstance(state.phase, Running)
+    assert isinstance(state.phase, Deployed) and state.phase.closing is not None
     rules, job, last = state.rules, state.job, state.phase.last
     header = Manifest(
         job.uuid,
@@ -57,21 +59,21 @@ def next_manifest(state: Master, decided: coordinator.Decide) -> Manifest:
         committed_once=rules.committed_once or msgspec.UNSET,
     )
     handles = recovery.handles_for(last, rules.key_ranges) if last is None or _moved(state, last) else last.state
-    new = (msgspec.structs.replace(each.position, subtask=each.subtask) for each in state.phase.assigning)
+    new = (msgspec.structs.replace(each.position, subtask=each.subtask) for each in state.phase.closing.assigned)
     positions = (*(last.positions if last else ()), *new)
     before = last.audited if last else None
     parts = gathered(decided.parts, rules.committed_once)
     return follow(handles, positions, last.pending if last else (), state.confirmed, header, parts, before)
 
 
-def completion(phase: Running, manifest: Manifest, ref: ObjectRef, duration_ms: int) -> joblog.CheckpointCompleted:
+def completion(phase: Deployed, manifest: Manifest, ref: ObjectRef, duration_ms: int) -> joblog.CheckpointCompleted:
     """Return the record that commits this manifest."""
     known = {piece.object.path for handle in (phase.last.state if phase.last else ()) for piece in pieces(handle)}
     sizes = {piece.object.path: piece.object.size for handle in manifest.state for piece in pieces(handle)}
     bytes_new = sum(size for path, size in sizes.items() if path not in known)
-    new = added(manifest, phase.last)
+    new, name = added(manifest, phase.last), None if phase.closing is None else phase.closing.savepoint
     return joblog.CheckpointCompleted(
-        manifest.epoch, manifest.follows, ref, duration_ms, bytes_new, sum(sizes.values()), phase.savepoint, new
+        manifest.epoch, manifest.follows, ref, duration_ms, bytes_new, sum(sizes.values()), name, new
     )
 
 
@@ -148,27 +150,18 @@ def local_bases(cuts: Mapping[Epoch, str], handle: SnapshotHandle) -> dict[Epoch
     return {epoch: manifest for epoch, manifest in cuts.items() if epoch >= floor}
 
 
-def assigned(state: Master) -> list[WorkerId]:
-    return [worker for worker, hosted in state.workers.items() if hosted.subtask is not None]
-
-
-def all_ready(state: Master) -> bool:
-    ready = [hosted for hosted in state.workers.values() if hosted.subtask is not None and hosted.ready]
-    return len(ready) == state.rules.parallelism
-
-
 def all_ended(state: Master) -> bool:
     """Return whether every known partition is read to its end."""
-    return all_report(state, lambda hosted: hosted.ended)
+    return all_report(state, lambda heartbeat: heartbeat.ended)
 
 
-def all_report(state: Master, said: Callable[[Hosted], bool]) -> bool:
+def all_report(state: Master, said: Callable[[m.Heartbeat], bool]) -> bool:
     """Return whether every subtask says this of all its partitions: a heartbeat may precede an assignment."""
-    true = [h for h in state.workers.values() if h.subtask is not None and said(h)]
+    true = [h for h in state.workers.values() if h.subtask is not None and said(h.heartbeat)]
     if len(true) < state.rules.parallelism:
         return False
     counts = counts_of(state)
-    return all(h.partitions == counts[h.subtask] for h in true if h.subtask is not None)
+    return all(h.heartbeat.partitions == counts[h.subtask] for h in true if h.subtask is not None)
 
 
 def nothing_new(state: Master, epochs: coordinator.Coordinator) -> bool:
@@ -178,36 +171,11 @@ def nothing_new(state: Master, epochs: coordinator.Coordinator) -> bool:
     An epoch that was given up is not completed: its frozen state and staged output are owed to the next one. A
     generation always closes its first epoch, which records the outcome of older ones.
     """
-    running = state.running
-    if not isinstance(epochs, coordinator.Idle) or running is None or unassigned(state, running):
+    phase = state.deployed
+    if not isinstance(epochs, coordinator.Idle) or phase is None or unassigned(state, phase):
         return False
-    quiet = [hosted.quiet for hosted in state.workers.values() if hosted.subtask is not None]
+    quiet = [hosted.heartbeat.quiet for hosted in state.workers.values() if hosted.subtask is not None]
     return len(quiet) == state.rules.parallelism and set(quiet) == {epochs.committed_through} != {NO_EPOCH}
-
-
-SEVERED_WAIT_S = 20.0
-"""Wait between failures while severed hosts keep epochs from completing: the default restart limit is not reached."""
-
-
-def launch_allowed_at(state: Master) -> float:
-    """Return when launches may resume: immediately after the first failure since a completed epoch, then with growing
-    delays, which are longer while hosts are severed."""
-    if state.failures_in_a_row < 2:
-        return 0.0
-    delay = state.rules.restart_backoff_first * 2.0 ** min(state.failures_in_a_row - 2, 32)
-    delay = min(delay, state.rules.restart_backoff_max)
-    first = state.failures[-min(state.failures_in_a_row, len(state.failures))]
-    if any(at >= first.at for at in state.severed.values()):
-        delay = max(delay, SEVERED_WAIT_S)
-    return state.failures[-1].at + delay
-
-
-def standby_allowed_at(state: Master) -> float:
-    """Return when the next standby may be launched: immediately, or after growing delays while they fail."""
-    if not state.standby_failures:
-        return 0.0
-    delay = state.rules.restart_backoff_first * 2.0 ** min(state.standby_failures - 1, 32)
-    return state.standby_failed_at + min(delay, state.rules.restart_backoff_max)
 
 
 def confirm(state: Master, delivered: tuple[Confirmed, ...]) -> Master:
@@ -218,3 +186,17 @@ def confirm(state: Master, delivered: tuple[Confirmed, ...]) -> Master:
         if known is None or known < done.tag:
             confirmed = changed(confirmed, done.writer, done.tag)
     return replace(state, confirmed=confirmed)
+
+
+def claim_of(job: Job, adopted: Collection[str] = (), rewind_to: Epoch | None = None) -> Claim:
+    """Return the claim of the job's newest owner.
+
+    Args:
+        adopted: Owners of other histories. Nothing that they delivered later than this job had completed at the start
+            of its owner is taken for its own.
+        rewind_to: The target is repaired to this epoch under the claim; None: as far as the log shows that it will be.
+    """
+    undone_after = job.base_epoch if rewind_to is None and job.repair_due else rewind_to
+    theirs = job.before if rewind_to is None else Tag(job.timeline, rewind_to)
+    known = {**dict.fromkeys(adopted, theirs), **job.reaches}
+    return Claim(job.owner, job.generation, known, undone_after, tuple(adopted))

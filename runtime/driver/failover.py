@@ -1,40 +1,55 @@
-"""What the master does when a worker is lost: dismiss it, count the failure, start another.
+"""What the master does when a worker is lost, or cannot exchange data: dismiss, count, avoid, start another.
 
 A loss while subtasks run makes a recovery due: a new generation, in which survivors roll back in
 place. Too many failures inside the window end the run with the first cause, not the last symptom. A few do if one
 error of the job's code or of its packages caused each of them: no worker can run it, and a wait changes nothing.
 
+A broken connection between workers that both reach the driver may be an accident: the generation is recovered in
+place, and its channels connect again. A network may also be severed between two hosts and nowhere else, perhaps for
+good and perhaps in one direction only. Then each recovery in place would break in the same way. So one of the two
+workers is replaced: immediately if a machine answered nothing, else if the channels break again before an epoch was
+completed.
+
+Spark decides where a task runs, and knows less than the driver: it takes a minute or two to notice that a host is gone,
+never notices that two hosts are severed, and does not know which worker follows which. So a launch names hosts to
+avoid. Local state plays no part here: a worker that died by itself leaves its host as good as any.
+
+Invariants
+    - A recovery of broken channels waits as long as restarts do, so that a lasting cause does not keep the job busy.
+    - What is noted of two hosts ends with an epoch that workers on both complete.
+    - A host is avoided, never excluded: the report of a worker may be wrong, or the network mended.
+
 Pure: no clock, thread or I/O. Part of runtime/driver/master.py.
-Source: DESIGN section 3 (restart policy); PROTOCOL P2, P4.
+Source: DESIGN section 3 (restart policy); PROTOCOL P2, P4; docs/design/0064-severed-hosts.md.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
-import msgspec
+from msgspec import structs
 
+from holdfast.checkpoint import append, joblog
 from holdfast.errors import ErrorReport
 from holdfast.frozen import changed, replace
 from holdfast.model import WorkerId
 from holdfast.runtime.driver import killing
-from holdfast.runtime.driver.deployment import launch_allowed_at, standby_allowed_at
-from holdfast.runtime.driver.hosts.avoiding import avoided, doubt
-from holdfast.runtime.driver.killing_ends import count_kill, explain_kills
-from holdfast.runtime.driver.state import (
+from holdfast.runtime.driver.events import (
     Cancel,
     Dismiss,
     Effect,
     End,
-    Failure,
-    Interrupted,
     Launch,
-    Master,
-    Over,
-    Running,
+    LaunchEnded,
+    Moment,
     Send,
     Step,
+    StreamClosed,
+    append_record,
 )
+from holdfast.runtime.driver.killing import count_kill, explain_kills
+from holdfast.runtime.driver.state import Deployed, Failure, Hosted, Interrupted, Master, Opening, Over, Site
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire import vitals
 
@@ -53,20 +68,22 @@ _VARIES = re.compile(r"(?<=0x)[0-9a-f]+|(?: at \S+:\d+)?\)?$")
 _CODE_LENGTH_MAX = 150
 
 
-def lost(state: Master, worker: WorkerId, cause: str, now: float) -> Step:
-    """Handle a lost worker: its stream closed, its Spark job ended, or it was silent for too long."""
-    if worker not in state.workers or isinstance(state.phase, Over):
-        return state, []
-    return lose(state, worker, cause, None, now)
+def stream_closed(state: Master, event: StreamClosed, at: Moment) -> Step:
+    """Handle a lost worker."""
+    return lose(state, event.worker, event.why, None, at.now) if event.worker in state.workers else (state, [])
 
 
-def spoken_for(state: Master, message: m.Vitals, now: float) -> Step:
+def spoken_for(state: Master, message: m.Vitals, at: Moment) -> Step:
     """Take a companion's report: its worker's interpreter is held, the worker is ended for that, or it has ended."""
+    now = at.now
+    if message.worker not in state.workers:
+        return state, []
     hosted = replace(state.workers[message.worker], last_words=message)
     match message.state:
         case "held":
             held_by = (message.mark or vitals.INTERPRETER,)
-            hosted = replace(hosted, seen=now, progress=msgspec.structs.replace(hosted.progress, held_by=held_by))
+            progress = structs.replace(hosted.heartbeat.progress, held_by=held_by)
+            hosted = replace(hosted, seen=now, heartbeat=structs.replace(hosted.heartbeat, progress=progress))
         case "hung":
             state = replace(state, workers=changed(state.workers, message.worker, hosted))
             cause = f"worker {message.worker} (pid {hosted.pid} on {hosted.host}) was ended: it held its interpreter"
@@ -87,13 +104,12 @@ def is_held(state: Master) -> bool:
     return any(each is not None and each.state == "held" for each in words)
 
 
-def launch_ended(state: Master, number: int, error: str | None, now: float) -> Step:
+def launch_ended(state: Master, event: LaunchEnded, at: Moment) -> Step:
     """Handle the end of the Spark job that hosts a worker, for any reason."""
-    if isinstance(state.phase, Over):
-        return state, []
+    number, error, now = event.number, event.error, at.now
     for worker, hosted in state.workers.items():
         if hosted.launch == number:
-            return lost(state, worker, f"worker process on {hosted.host} ended ({error or 'no error'})", now)
+            return lose(state, worker, f"worker process on {hosted.host} ended ({error or 'no error'})", None, now)
     if number not in state.launching:
         return _end_if_hopeless(_explain(explain_kills(state, number, error), number, error))
     return _not_started(state, number, f"a worker could not be started: {error}", now)
@@ -102,20 +118,28 @@ def launch_ended(state: Master, number: int, error: str | None, now: float) -> S
 def _not_started(state: Master, number: int, what: str, now: float) -> Step:
     """Handle a launch without a worker. Where every subtask has a worker, only a standby is missing."""
     state = replace(state, launching={n: at for n, at in state.launching.items() if n != number})
-    if all_hosted(state):
+    if state.all_hosted:
         return standby_failed(state, what, now), []
     return count_failure(state, now, number, what, kind="unavailable")
-
-
-def all_hosted(state: Master) -> bool:
-    """Return whether there is a worker for every subtask, so that only standbys are missing."""
-    return len(state.workers) >= state.rules.parallelism
 
 
 def standby_failed(state: Master, cause: str, now: float) -> Master:
     """Note that a standby was lost or not started. It delays the next one, and counts for nothing else."""
     failures = state.standby_failures + 1
     return replace(state, standby_failures=failures, standby_failed_at=now, standby_error=cause)
+
+
+def recover(state: Master, cause: str, at_us: int) -> Step:
+    """Append the start of a new generation; its base is the last completed epoch in the log before it (P5)."""
+    if not isinstance(state.log, append.Quiet):
+        assert state.deployed is not None, "a record in flight is the start of a generation, or one is deployed"
+        return replace(state, phase=Interrupted(state.deployed, cause)), []
+    host = state.rules.host
+
+    def start(job: joblog.Job) -> joblog.Body:
+        return joblog.GenerationStarted(joblog.next_first_epoch(job), job.base_epoch, host, cause)
+
+    return append_record(replace(state, phase=Opening(cause)), start, at_us)
 
 
 def lose(state: Master, worker: WorkerId, cause: str, error: ErrorReport | None, now: float) -> Step:
@@ -135,11 +159,11 @@ def lose(state: Master, worker: WorkerId, cause: str, error: ErrorReport | None,
     if found is not None:  # the next worker gets past the row: what was lost for it is no failure any more
         failures = tuple(each for each in state.failures if each.launch not in found)
         state = replace(state, failures_in_a_row=0, failures=failures)
-    if isinstance(hosted.role, m.Standby) or (hosted.role is None and state.rules.standbys and all_hosted(state)):
+    if isinstance(hosted.role, m.Standby) or (hosted.role is None and state.rules.standbys and state.all_hosted):
         return standby_failed(state, cause if error is None else error.what, now), effects
-    if state.running is not None and hosted.subtask is not None:
+    if state.deployed is not None and hosted.subtask is not None:
         since = state.recovering_since if state.recovering_since is not None else now
-        state = replace(state, phase=Interrupted(state.running, cause), recovering_since=since)
+        state = replace(state, phase=Interrupted(state.deployed, cause), recovering_since=since)
     state, more = count_failure(state, now, hosted.launch, cause, error)
     if found is not None:
         state = replace(state, failures=tuple(each for each in state.failures if each.launch != hosted.launch))
@@ -239,6 +263,31 @@ def forgive_own_pause(state: Master, now: float) -> Master:
     return replace(state, workers=workers)
 
 
+SEVERED_WAIT_S = 20.0
+"""Wait between failures while severed hosts keep epochs from completing: the default restart limit is not reached."""
+
+
+def launch_allowed_at(state: Master) -> float:
+    """Return when launches may resume: immediately after the first failure since a completed epoch, then with growing
+    delays, which are longer while hosts are severed."""
+    if state.failures_in_a_row < 2:
+        return 0.0
+    delay = state.rules.restart_backoff_first * 2.0 ** min(state.failures_in_a_row - 2, 32)
+    delay = min(delay, state.rules.restart_backoff_max)
+    first = state.failures[-min(state.failures_in_a_row, len(state.failures))]
+    if any(at >= first.at for at in state.severed.values()):
+        delay = max(delay, SEVERED_WAIT_S)
+    return state.failures[-1].at + delay
+
+
+def standby_allowed_at(state: Master) -> float:
+    """Return when the next standby may be launched: immediately, or after growing delays while they fail."""
+    if not state.standby_failures:
+        return 0.0
+    delay = state.rules.restart_backoff_first * 2.0 ** min(state.standby_failures - 1, 32)
+    return state.standby_failed_at + min(delay, state.rules.restart_backoff_max)
+
+
 def launch_missing(state: Master, now: float) -> Step:
     """Start the missing workers, unless none is needed any more or the backoff has not passed."""
     if state.ends_repaired:
@@ -261,7 +310,7 @@ def _missing(state: Master, now: float) -> int:
     rules, coming = state.rules, len(state.workers) + len(state.launching)
     if coming < rules.parallelism:
         return rules.parallelism - coming if now >= launch_allowed_at(state) else 0
-    wanted = isinstance(state.phase, Running) and all_hosted(state) and now >= standby_allowed_at(state)
+    wanted = isinstance(state.phase, Deployed) and state.all_hosted and now >= standby_allowed_at(state)
     return max(0, rules.parallelism + rules.standbys - coming) if wanted else 0
 
 
@@ -278,3 +327,172 @@ def all_run(state: Master, now: float) -> Master:
         return state
     done = replace(state.restarts[-1], ready_after=now - state.recovering_since)
     return replace(state, restarts=(*state.restarts[:-1], done), recovering_since=None)
+
+
+BROKEN_GRACE_S = 1.0
+"""How long the loss of a worker may lag behind its peers' reports of broken channels."""
+
+
+@dataclass(frozen=True)
+class Break:
+    """Channels broke between two workers with subtasks."""
+
+    workers: tuple[WorkerId, WorkerId]
+    """The first has reported it."""
+    why: str
+    silent: bool
+    """As in `BrokenLink`."""
+
+
+def broken_channels_are_due(state: Master, phase: Deployed, now: float) -> bool:
+    """Return whether broken channels are to be recovered now.
+
+    The cause may persist, so recoveries are paced: not one per second. A recovery that has to wait for a held worker
+    would break in the same way.
+    """
+    broken = phase.broken_since is not None and now - phase.broken_since > BROKEN_GRACE_S
+    return broken and now >= launch_allowed_at(state) and not is_held(state)
+
+
+def recover_channels(state: Master, phase: Deployed, at: Moment) -> Step:
+    """Start a generation because channels broke between live workers: in place, or with one of them replaced."""
+    found, now = breaks(state), at.now
+    cause, victim = cause_of(state, found), to_replace(state, found, now)
+    state = replace(noted(state, found, now), recovering_since=phase.broken_since)
+    if victim is not None:
+        return lose(state, victim, f"{cause}; the worker on {state.workers[victim].host} was replaced", None, now)
+    state = replace(state, broken_in_a_row=state.broken_in_a_row + 1)
+    state, ending = count_failure(state, now, None, cause)
+    return (state, ending) if isinstance(state.phase, Over) else recover(state, cause, at.at_us)
+
+
+def breaks(state: Master) -> list[Break]:
+    """Return what the workers report of broken channels, silence first."""
+    runs = {hosted.subtask: worker for worker, hosted in state.workers.items() if hosted.subtask is not None}
+    found = [
+        Break((worker, runs[link.peer]), link.why, link.silent)
+        for worker, hosted in state.workers.items()
+        for link in hosted.heartbeat.broken_to
+        if hosted.subtask is not None and link.peer in runs
+    ]
+    return sorted(found, key=lambda each: not each.silent)
+
+
+def cause_of(state: Master, found: list[Break]) -> str:
+    """Return what happened, for users."""
+    if not found:
+        return "a data channel broke between live workers"
+    here, there = (_named(state, worker) for worker in found[0].workers)
+    return f"a data channel broke between {here} and {there}, which both reach the driver: {found[0].why}"
+
+
+def to_replace(state: Master, found: list[Break], now: float) -> WorkerId | None:
+    """Return the worker to replace; None if all stay.
+
+    One that the driver has not heard for two heartbeats, and a second at least, is probably lost. One with broken
+    channels to several hosts is severed from all of them. Otherwise it is one whose copy is on a third host, where that
+    exists.
+    """
+    decisive = [each for each in found if (each.silent and _apart(state, each)) or state.broken_in_a_row > 0]
+    if not decisive:
+        return None
+    unheard_for = max(BROKEN_GRACE_S, 2 * state.rules.heartbeat_every)
+    peers: dict[WorkerId, set[WorkerId]] = {}
+    for each in decisive:
+        for worker, other in (each.workers, each.workers[::-1]):
+            peers.setdefault(worker, set()).add(other)
+
+    def likely(worker: WorkerId) -> tuple[bool, int, bool, int]:
+        hosted = state.workers[worker]
+        others = {state.workers[other].host for other in peers[worker]}
+        assert hosted.subtask is not None
+        return now - hosted.seen > unheard_for, len(peers[worker]), _covered(state, hosted, others), hosted.subtask
+
+    return max(peers, key=likely)
+
+
+def noted(state: Master, found: list[Break], now: float) -> Master:
+    """Note the pairs of hosts, to avoid them."""
+    pairs = {**state.severed}
+    for each in found:
+        if _apart(state, each) and (each.silent or state.broken_in_a_row > 0):
+            pairs[frozenset(state.workers[worker].site for worker in each.workers)] = now
+    return replace(state, severed=pairs)
+
+
+def proved(state: Master) -> Master:
+    """Forget the pairs of hosts whose workers have completed an epoch: every channel carried its barrier."""
+    return replace(state, severed={pair: at for pair, at in state.severed.items() if not _both_run(state, pair)})
+
+
+def in_the_way(state: Master) -> list[tuple[Site, Site]]:
+    """Return the severed pairs of hosts that keep the job from completing epochs now."""
+    pairs = [(min(pair), max(pair)) for pair in state.severed if state.failures_in_a_row > 0 and _both_run(state, pair)]
+    return sorted(pairs)
+
+
+def _both_run(state: Master, pair: frozenset[Site]) -> bool:
+    return pair <= {hosted.site for hosted in state.workers.values() if hosted.subtask is not None}
+
+
+def _apart(state: Master, each: Break) -> bool:
+    return len({state.workers[worker].host for worker in each.workers}) > 1
+
+
+def _covered(state: Master, hosted: Hosted, others: set[str]) -> bool:
+    """Return whether a standby has a copy of the worker's state on a host that is not one of these."""
+    assert hosted.subtask is not None
+    spare = (each for each in state.workers.values() if each.subtask is None and each.host not in others)
+    return any(each.copied(hosted.subtask) > 0 for each in spare)
+
+
+def _named(state: Master, worker: WorkerId) -> str:
+    hosted = state.workers[worker]
+    return f"subtask {hosted.subtask} on {hosted.host}"
+
+
+SILENT_S = 2.0
+"""A worker not heard for so long before its loss was not just ended: its host may be gone or unreachable."""
+DOUBTED_FOR_S = 120.0
+"""How long a host is avoided afterwards, unless a worker registers from it: until Spark itself has noticed."""
+SEVERED_FOR_S = 600.0
+"""How long two hosts count as severed after the last report."""
+
+
+def doubt(state: Master, lost: Hosted, now: float) -> Master:
+    """Note that a worker was lost, after a silence or not."""
+    if now - lost.seen <= SILENT_S:
+        return state
+    return replace(state, doubted={**state.doubted, lost.host: (lost.site, now)})
+
+
+def trust(state: Master, host: str) -> Master:
+    """Note that a worker has registered from this host."""
+    return replace(state, doubted={name: each for name, each in state.doubted.items() if name != host})
+
+
+def forget_old(state: Master, now: float) -> Master:
+    """Drop what was noted of hosts too long ago to count."""
+    doubted = {name: each for name, each in state.doubted.items() if now - each[1] < DOUBTED_FOR_S}
+    severed = {pair: at for pair, at in state.severed.items() if now - at < SEVERED_FOR_S}
+    if len(doubted) == len(state.doubted) and len(severed) == len(state.severed):
+        return state
+    return replace(state, doubted=doubted, severed=severed)
+
+
+def avoided(state: Master, standby: bool) -> tuple[Site, ...]:
+    """Return where the next worker should rather not start, the worst first.
+
+    Args:
+        standby: It will be one: it is to survive the hosts of the workers that it follows.
+    """
+    doubted = [site for site, _ in state.doubted.values()]
+    active = [hosted.site for hosted in state.workers.values() if hosted.subtask is not None]
+    severed = [site for pair in state.severed for site in sorted(pair) if pair - {site} & set(active)]
+    return tuple(dict.fromkeys((*doubted, *(active if standby else ()), *severed)))
+
+
+def conflicts(state: Master, site: Site) -> int:
+    """Return how many workers with a subtask are where data from this site does not arrive, or the reverse."""
+    active = (hosted.site for hosted in state.workers.values() if hosted.subtask is not None)
+    return sum(frozenset((site, other)) in state.severed for other in active)

@@ -1,7 +1,8 @@
-"""Invariants of every state of the master, checked after every event in simulation and in tests.
+"""Invariants of every state of the master, which hold between two events.
 
-Production does not check them: a broken invariant would end a run that may still be correct. For each invariant, the
-tests plant a bug that breaks it.
+Those of fence, owner and order cost a few comparisons, and a driver that breaks one could harm what is stored: they
+are checked in production too, before the effects of the event are performed, and a broken one ends the run. The others
+are checked in simulation and in tests. For each invariant, the tests plant a bug that breaks it.
 
 Pure: no clock, thread or I/O. Part of runtime/driver/master.py.
 Source: PROTOCOL P2, P4, P5, P9, P10, P12, P13.
@@ -9,53 +10,122 @@ Source: PROTOCOL P2, P4, P5, P9, P10, P12, P13.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from holdfast.checkpoint import append, coordinator, joblog
 from holdfast.checkpoint.manifest import Manifest
+from holdfast.errors import JobFailed, Where
 from holdfast.model import NO_EPOCH, Epoch
 from holdfast.runtime.driver.state import (
     SAVEPOINTS_WAITING_MAX,
+    Delivering,
+    Deployed,
     Finishing,
     Gathering,
+    Halted,
     Interrupted,
+    Loading,
     Master,
     Opening,
     Over,
-    Running,
+    Repairing,
 )
 
 
 def validate(state: Master) -> None:
-    """Assert the invariants that hold between two events.
+    """Assert all invariants.
 
     Raises:
         AssertionError: an invariant is broken; the text names it.
     """
+    for what in _broken(state):
+        raise AssertionError(what)
     _workers(state)
     _failures(state)
     _partitions(state)
     match state.phase:
-        case Opening():
-            assert isinstance(state.log, append.InFlight), "a generation opens while no record is in flight (P4)"
-        case Gathering():
-            _owned(state)
+        case Loading() | Repairing() | Gathering():
             assert not any(hosted.ready for hosted in state.workers.values()), "ready before it was deployed (P10)"
-        case Running() as running:
-            _owned(state)
-            _deployed(state)
-            _closing(state, running)
-        case Interrupted(running=running):
-            _owned(state)
+        case Deployed() as phase:
+            subtasks = {hosted.subtask for hosted in state.workers.values() if hosted.subtask is not None}
+            assert len(subtasks) == state.rules.parallelism, "a subtask has no worker, and no recovery is due (P10)"
+            _assigned(phase)
+        case Interrupted(deployed=phase):
             assert state.recovering_since is not None, "a recovery is due, and its beginning is unknown"
-            _closing(state, running)
-        case Over():
+            _assigned(phase)
+        case _:
             pass
 
 
-def _owned(state: Master) -> None:
-    """Nothing is gathered or deployed before this driver's start of the generation is in the log."""
-    job = state.job
-    assert job.owner == state.log.owner, "a generation of another driver is carried out (P4)"
-    assert not job.finished, "a finished job runs (P13)"
+def refusal(state: Master) -> JobFailed | None:
+    """Return why the run must end: its state breaks an invariant of fence, owner or order; None if none is broken."""
+    for what in _broken(state):
+        return JobFailed(
+            f"the driver reached a state that its protocol excludes: {what}",
+            not_done="nothing that followed from this state was done; everything up to the last checkpoint is kept",
+            next_step="run the job again: it resumes from there. Report the message with the driver's log, since this "
+            "is an error of Holdfast",
+            where=Where(job=state.rules.name),
+        )
+    return None
+
+
+def _broken(state: Master) -> Iterator[str]:
+    """Give the invariants of fence, owner and order that are broken."""
+    phase, log = state.phase, state.log
+    if isinstance(phase, Over):
+        return
+    if isinstance(log, append.Overtaken):
+        yield "a driver goes on that a newer generation has fenced (P4)"
+    if isinstance(phase, Opening):
+        if not isinstance(log, append.InFlight):
+            yield "a generation opens while no record is in flight (P4)"
+        return
+    if state.job.owner != log.owner:
+        yield "a generation of another driver is carried out (P4)"
+    if state.job.finished:
+        yield "a finished job runs (P13)"
+    if isinstance(phase, Loading | Repairing | Gathering) and not isinstance(log, append.Quiet):
+        yield "a record is in flight before the generation is deployed (P4)"
+    if state.deployed is not None:
+        yield from _order(state, state.deployed)
+
+
+def _order(state: Master, phase: Deployed) -> Iterator[str]:
+    """The open epoch follows the last completed one, and the end of the run follows the last barrier."""
+    job, epochs, closing = state.job, phase.epochs, phase.closing
+    if _committed_through(epochs) != job.base_epoch:
+        yield "the coordinator counts from another epoch than the log (P5)"
+    if _epoch_of(phase.last) != job.base_epoch:
+        yield "the last manifest is not that of the last checkpoint (P5)"
+    if (closing is None) != isinstance(epochs, coordinator.Idle):
+        yield "an epoch is closed that no trigger opened (P8)"
+    manifest = None if closing is None else closing.manifest
+    if (manifest is not None) != isinstance(epochs, coordinator.Deciding):
+        yield "a manifest is stored for an epoch that is not decided (P9)"
+    if not isinstance(epochs, coordinator.Idle):
+        if epochs.barrier.epoch < job.first_epoch:
+            yield "an epoch that an older generation may have used (P2)"
+        if isinstance(phase, Delivering):
+            yield "an epoch is closed after the last one (P13)"
+        elif epochs.barrier.last and not isinstance(phase, Halted):
+            yield "sources still read after the last barrier (P13)"
+    if isinstance(phase, Halted) and phase.finishing and not (phase.complete or isinstance(state.ending, Finishing)):
+        yield "the input is over before the sources were listed once more (P13)"
+    if isinstance(phase, Delivering) and phase.final != job.base_epoch:
+        yield "the run ends with an epoch that is not the last one (P13)"
+    if isinstance(state.log, append.InFlight):
+        yield from _in_flight(state.log.record.body, phase, manifest)
+
+
+def _in_flight(body: joblog.Body, phase: Deployed, manifest: Manifest | None) -> Iterator[str]:
+    match body:
+        case joblog.CheckpointCompleted(epoch=epoch) if _epoch_of(manifest) != epoch:
+            yield "a record commits an epoch that no manifest was stored for (P9)"
+        case joblog.Finished() | joblog.Stopped() if not isinstance(phase, Delivering):
+            yield "the run ends before its last epoch is completed (P13)"
+        case _:
+            pass
 
 
 def _workers(state: Master) -> None:
@@ -87,44 +157,11 @@ def _partitions(state: Master) -> None:
     assert len(known) == len(set(known)), "a partition is discovered twice (P12)"
 
 
-def _deployed(state: Master) -> None:
-    subtasks = {hosted.subtask for hosted in state.workers.values() if hosted.subtask is not None}
-    assert len(subtasks) == state.rules.parallelism, "a subtask has no worker, and no recovery is due (P10)"
-
-
-def _closing(state: Master, running: Running) -> None:
-    """The open epoch follows the last completed one, and the end of the run follows the last barrier."""
-    job, epochs = state.job, running.epochs
-    known = _committed_through(epochs)
-    assert known == job.base_epoch, "the coordinator counts from another epoch than the log (P5)"
-    assert _epoch_of(running.last) == job.base_epoch, "the last manifest is not that of the last checkpoint (P5)"
-    deciding = isinstance(epochs, coordinator.Deciding)
-    assert (running.storing is not None) == deciding, "a manifest is stored for an epoch that is not decided (P9)"
-    if isinstance(epochs, coordinator.Collecting | coordinator.Deciding):
-        assert epochs.barrier.epoch >= job.first_epoch, "an epoch that an older generation may have used (P2)"
-        assert not epochs.barrier.last or running.halted, "sources still read after the last barrier (P13)"
-        assert running.final is None, "an epoch is closed after the last one (P13)"
-    if running.storing is not None:
-        kept = {(at.source, at.partition) for at in running.storing.positions}
-        given = {(each.position.source, each.position.partition) for each in running.assigning}
+def _assigned(phase: Deployed) -> None:
+    if phase.closing is not None and phase.closing.manifest is not None:
+        kept = {(at.source, at.partition) for at in phase.closing.manifest.positions}
+        given = {(each.position.source, each.position.partition) for each in phase.closing.assigned}
         assert given <= kept, "the manifest of an epoch lacks partitions that its trigger assigned (P12)"
-    if running.finishing:
-        listed = running.input_end == "complete" or isinstance(state.ending, Finishing)
-        assert listed, "the input is over before the sources were listed once more (P13)"
-    if running.final is not None:
-        assert running.final == job.base_epoch, "the run ends with an epoch that is not the last one (P13)"
-    if isinstance(state.log, append.InFlight):
-        _in_flight(state.log.record.body, running)
-
-
-def _in_flight(body: joblog.Body, running: Running) -> None:
-    match body:
-        case joblog.CheckpointCompleted(epoch=epoch):
-            assert _epoch_of(running.storing) == epoch, "a record commits an epoch that no manifest was stored for (P9)"
-        case joblog.Finished() | joblog.Stopped():
-            assert running.final is not None, "the run ends before its last epoch is completed (P13)"
-        case _:
-            pass
 
 
 def _committed_through(epochs: coordinator.Coordinator) -> Epoch:

@@ -15,6 +15,8 @@ time, so that each death shows a narrower place, until one place has proved to b
 A function that is proved to be at fault ends the run. If its on_error allows it, the search continues to a single row
 at which the process has died twice; that row is left out from then on. `KILLERS_MAX` rows ahead end the run too.
 
+The master's part comes last: which losses count, and how a run ends.
+
 Invariants
     - At most one death is counted in a generation: workers that are lost together may be lost for the first one's sake.
     - Nothing is counted twice, and nothing that was seen before an epoch got past the place.
@@ -22,19 +24,24 @@ Invariants
     - A row is left out for as long as it may be ahead.
 
 Pure: no clock, thread or I/O. Part of runtime/driver/master.py.
-Source: docs/design/0117-functions-that-kill.md.
+Source: docs/design/0117-functions-that-kill.md, 0121-reads-that-kill.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
+from holdfast.errors import ErrorReport
 from holdfast.frozen import replace
-from holdfast.model import Generation, SourcePosition, Subtask
+from holdfast.model import SourcePosition, Subtask
+from holdfast.runtime.driver.state import Called, Death, Hosted, Kill, Kills, Master, Offsets
 from holdfast.runtime.wire.messages import LIMITED_EPOCHS, Killer, Suspect
-from holdfast.runtime.wire.vitals import UNKNOWN, At
+from holdfast.runtime.wire.vitals import FUNCTION, SOURCE, UNKNOWN, At, described
+
+if TYPE_CHECKING:
+    from holdfast.runtime.plan.model import Plan
 
 DEATHS = 3
 """At the same place these are proof."""
@@ -49,53 +56,6 @@ PORTION = 64
 """After a death the function gets this part of the rows that it had got together."""
 KILLERS_MAX = 64
 """Rows ahead that are left out, per function and subtask (and partition, if offsets are known)."""
-Offsets = tuple[tuple[str, int, int], ...]
-"""Source, partition and offset."""
-
-
-@dataclass(frozen=True)
-class Death:
-    """The end of a worker during a call of a function."""
-
-    generation: Generation
-    launch: int
-    at: At
-    """What it was called for; no rows: a timer, a window, or anything else that is no row of a stream."""
-    how: str = ""
-    """How its process ended; empty if that is not known yet."""
-
-
-@dataclass(frozen=True)
-class Kill:
-    """A function of one subtask that has ended its process."""
-
-    operator: str
-    subtask: Subtask
-    partition: int
-    """Of the records that it was called for; UNKNOWN behind a shuffle, and for what is no record."""
-    source: str | None
-    """Whose records it gets, if they reach it without a shuffle."""
-    positions: Offsets
-    """Where the last completed epoch was at the first death."""
-    deaths: tuple[Death, ...] = ()
-    """Since a row was found, or since an epoch got past the place; behind a shuffle those that may be of the same."""
-    launches: tuple[int, ...] = ()
-    """Of all deaths of this search, also of those that an epoch has ended the count of."""
-    older: int = 0
-    """So many of the deaths were before the last progress; they help the search, and prove no standstill."""
-    epochs: int = 0
-    """Completed since the last death, each with progress, where the place is unknown."""
-    quiet: int = 0
-    """Completed since the last death without progress, where the place is unknown."""
-    rows_max: int = 0
-    """How many rows to give to it together; 0: no limit."""
-    killers: tuple[Killer, ...] = ()
-    """Rows to leave out, oldest first."""
-    recent: int = 0
-    """So many of them, the newest, may be ahead although their offsets are unknown."""
-
-
-Kills = tuple[Kill, ...]
 
 
 def died(kills: Kills, first: Kill, death: Death, leaves_out: bool) -> tuple[Kills, Kill | None]:
@@ -292,3 +252,122 @@ def _range_text(source: str, partition: int, first: int, following: int) -> str:
     if following <= first:
         return f"{where}, offset {first} on"
     return f"{where}, offset {first}" if following == first + 1 else f"{where}, offsets {first} to {following - 1}"
+
+
+NO_ROWS = At(0)
+MEMORY = "the system killed a process on that machine because memory ran out"
+
+
+def functions_of(plan: Plan) -> dict[str, Called]:
+    """Return the Python functions of a plan, by operator."""
+    return {
+        name: Called(fragment.source, placed.step.leaves_out())
+        for fragment in plan.fragments
+        for placed in fragment.steps
+        for name in placed.step.busy_with()
+    }
+
+
+def count_kill(state: Master, hosted: Hosted) -> tuple[Master, ErrorReport | None]:
+    """Count the loss of this worker, if a function or a read has ended its process.
+
+    Returns:
+        The new state, and why the run has to end for it.
+    """
+    words, phase, subtask = hosted.last_words, state.deployed, hosted.subtask
+    if words is None or words.state != "ended" or phase is None or subtask is None:
+        return state, None
+    mark, at = words.mark or "", words.at or NO_ROWS
+    completed = () if phase.last is None else offsets(phase.last.positions)
+    death = Death(state.job.generation, hosted.launch, at, MEMORY if words.memory else words.how)
+    before = next((last for each, last in state.unexplained if each == subtask), None)
+    others = tuple(each for each in state.unexplained if each[0] != subtask)
+    state = replace(state, unexplained=(*others, (subtask, death)))
+    kills, guilty = state.kills, None
+    if mark.startswith(FUNCTION):
+        operator = mark.removeprefix(FUNCTION)
+        called = state.rules.functions.get(operator, Called(None, leaves_out=False))
+        partition = at.partition if at.rows and called.source is not None else UNKNOWN
+        first = Kill(operator, subtask, partition, called.source, completed)
+        kills, guilty = died(kills, first, death, called.leaves_out)
+    elif mark.startswith(SOURCE) and at.rows:
+        first = Kill(mark, subtask, at.partition, mark.removeprefix(SOURCE), completed)
+        if before is not None and not before.at.rows:  # the reads of that process were not alone: this one may be it
+            kills, _ = died(kills, first, replace(before, at=at), leaves_out=False)
+        kills, guilty = died(kills, first, death, leaves_out=False)
+    state = replace(state, kills=kills)
+    return state, None if guilty is None else _report(state, guilty)
+
+
+def reads_alone(state: Master, subtask: Subtask) -> bool:
+    """Return whether a worker has to read nothing ahead, so that a read that ends its process is found."""
+    counted = any(kill.deaths and kill.subtask == subtask and is_read(kill) for kill in state.kills)
+    return counted or any(each == subtask for each, _ in state.unexplained)
+
+
+def is_read(kill: Kill) -> bool:
+    """Return whether a source's read has ended the process, not a function."""
+    return kill.operator.startswith(SOURCE)
+
+
+def _called(kill: Kill) -> str:
+    return described(kill.operator if is_read(kill) else FUNCTION + kill.operator)
+
+
+def explain_kills(state: Master, launch: int, error: str | None) -> Master:
+    """Note how the process of a launch ended."""
+    return state if error is None else replace(state, kills=explained(state.kills, launch, error))
+
+
+def noted(state: Master, before: Kills) -> str | None:
+    """Return a line about the newest death, if one was counted since; None if not."""
+    new = [kill for kill in state.kills if kill.deaths and kill not in before]
+    grown = [k for k in new if k.deaths[-1] not in [each for old in before for each in old.deaths]]
+    if not grown:
+        return None
+    kill = grown[-1]
+    return (
+        f"a worker ended while it ran {_called(kill)}, at "
+        f"{where_text(kill, _reached(state))}; this is death {len(kill.deaths) - kill.older} without progress"
+    )
+
+
+def _report(state: Master, kill: Kill) -> ErrorReport:
+    count, reached = len(kill.deaths), _reached(state)
+    function = _called(kill)
+    what = f"{function} ended its process {count} times at the same records, and no epoch got past them"
+    if not kill.deaths[-1].at.rows:
+        what = f"{function} ended its process {count} times without progress, in a timer, a window or an aggregate"
+    not_done = "the epoch was not completed"
+    if is_full(kill) and is_proved(kill) and at_one_row(kill):
+        what = (
+            f"{KILLERS_MAX} rows were left out because {function} ended its process at each, the most that are "
+            "left out at a time; it ended its process at another one"
+        )
+        not_done = "this row was not left out, and the epoch was not completed"
+    advice = "correct the function: look for os._exit, crashes of native code and memory that it does not give back"
+    if is_read(kill):
+        advice = (
+            "look at what is there, and at the library that decodes it: crashes of native code, and memory that runs "
+            "out. Repair or remove what is there, or update the library"
+        )
+    called = state.rules.functions.get(kill.operator)
+    if called is not None and not called.leaves_out and kill.deaths[-1].at.rows:
+        advice += '; or leave such records out with on_error="dlq" or on_error="drop"'
+    partition, offset = (None, None) if (found := place(kill)) is None else found[:2]
+    return ErrorReport(
+        kind="failed",
+        job=state.rules.name,
+        operator=None if is_read(kill) else kill.operator,
+        source=kill.source,
+        partition=partition,
+        offset=offset,
+        what=f"{what}: {where_text(kill, reached)}; cause: {how(kill)}",
+        not_done=f"{not_done}; state and output stay as of the last checkpoint",
+        next=f"{advice}; then run the job again, which resumes from the last checkpoint",
+    )
+
+
+def _reached(state: Master) -> Offsets:
+    """Return how far sources were read, as far as workers have reported it."""
+    return offsets(at for hosted in state.workers.values() for at in hosted.heartbeat.progress.positions)

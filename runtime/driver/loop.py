@@ -6,8 +6,9 @@ ports. One thread calls `turn`; reads and writes of the job's history go to a la
 Invariants
     - Events are handled one at a time, to completion, and timers are checked after each.
     - An append whose outcome is unknown is sent again until its slot is read (P4).
+    - No effect of a state that breaks an invariant of fence, owner or order is performed.
 
-Source: DESIGN sections 2 to 4; PROTOCOL P4, P9.
+Source: DESIGN sections 2 to 4; PROTOCOL P4, P9; docs/design/0116-roots-that-go.md.
 """
 
 from __future__ import annotations
@@ -20,22 +21,55 @@ from functools import partial
 from typing import Any, Protocol
 
 from holdfast.checkpoint import joblog
+from holdfast.checkpoint.joblog import record_path
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.repository import Repository, RootLost
 from holdfast.errors import Damaged, ErrorReport, Fenced, HoldfastError, Unavailable
-from holdfast.model import Generation, ObjectRef, WorkerId, Writer
+from holdfast.frozen import replace
+from holdfast.model import Epoch, Generation, ObjectRef, WorkerId, Writer
 from holdfast.ports import Clock, Lane
-from holdfast.runtime.driver import lost_root, master
+from holdfast.runtime.driver import master
 from holdfast.runtime.driver.background.compactions import Compactions
 from holdfast.runtime.driver.background.folds import Folds
+from holdfast.runtime.driver.background.listings import Listings
 from holdfast.runtime.driver.background.loss_alarm import LossAlarm
 from holdfast.runtime.driver.background.publications import Publications
 from holdfast.runtime.driver.background.sweep import Sweep
-from holdfast.runtime.driver.killing import Kills
-from holdfast.runtime.driver.killing_ends import noted
-from holdfast.runtime.driver.listing import Listings
+from holdfast.runtime.driver.events import (
+    AppendUnknown,
+    BaseLoaded,
+    Beat,
+    Cancel,
+    CreateRecord,
+    Dismiss,
+    Effect,
+    End,
+    EpochAsked,
+    Event,
+    Launch,
+    LaunchEnded,
+    ListPartitions,
+    LoadManifest,
+    ManifestStored,
+    Moment,
+    RecordFound,
+    RepairTargets,
+    Send,
+    SourcesListed,
+    SourcesUnlisted,
+    StopAsked,
+    StoreManifest,
+    StreamClosed,
+    SweepObjects,
+    TargetsRepaired,
+    Tick,
+)
+from holdfast.runtime.driver.failover import end
+from holdfast.runtime.driver.invariants import refusal
+from holdfast.runtime.driver.killing import noted
 from holdfast.runtime.driver.repair import Repairs
-from holdfast.runtime.driver.state import Site
+from holdfast.runtime.driver.requests import carry_out, is_judged
+from holdfast.runtime.driver.state import Kills, Master, Over, RewindWanted, Rules, Site
 from holdfast.runtime.plan.model import SinkSpec, SourceSpec
 from holdfast.runtime.wire import messages as m
 from holdfast.sinks.contract.changelogs import Changelog
@@ -90,18 +124,18 @@ class DriverLoop:
 
     def __init__(
         self,
-        rules: master.Rules,
+        rules: Rules,
         owner: str,
         ports: DriverPorts,
         pulse_every: float = 0.5,
-        watch: Callable[[master.Master], None] = lambda _: None,
+        watch: Callable[[Master], None] = lambda _: None,
     ) -> None:
         self._watch = watch
         self._rules, self._owner, self._ports = rules, owner, ports
         self._pulse_every, self._next_pulse = pulse_every, 0.0
         self._timers: list[tuple[float, int, Callable[[], object]]] = []
         self._timer_ids = itertools.count()
-        self._master: master.Master | None = None
+        self._master: Master | None = None
         self.sweep = Sweep(ports.repository, lambda: ports.lane("sweep"))
         self.compactions = Compactions(ports.changelog, lambda: ports.lane("compactions"))
         self._folds = Folds(ports.repository, lambda: ports.lane("folds"))
@@ -120,7 +154,7 @@ class DriverLoop:
         """The manifest of the last completed epoch, as far as this run has read or written it."""
 
     @property
-    def state(self) -> master.Master:
+    def state(self) -> Master:
         """Return what the master knows, for reports."""
         assert self._master is not None, "the run has not begun"
         return self._master
@@ -129,20 +163,20 @@ class DriverLoop:
         """Take the job over as the log describes it, or create it."""
         self._perform(*master.begin(self._rules, self._owner, job, cause, self._ports.clock.wall_us()))
 
-    def rewind(self, job: joblog.Job, asked: master.RewindWanted) -> None:
+    def rewind(self, job: joblog.Job, asked: RewindWanted) -> None:
         """Take over a job that is not running, rewind it, repair its targets, and end."""
         self._perform(*master.begin_rewind(self._rules, self._owner, job, asked, self._ports.clock.wall_us()))
 
     def received(self, message: m.FromWorker) -> None:
         """Handle a message of a worker."""
         kills = self.state.kills
-        self._perform(*master.heard(self.state, message, self._now()))
+        self._step(message)
         self._warn(kills)
 
     def stream_closed(self, worker: WorkerId, why: str) -> None:
         """A worker's control stream closed."""
         kills = self.state.kills
-        self._perform(*master.lost(self.state, worker, why, self._now()))
+        self._step(StreamClosed(worker, why))
         self._warn(kills)
 
     def _warn(self, before: Kills) -> None:
@@ -152,25 +186,25 @@ class DriverLoop:
 
     def launch_ended(self, number: int, error: str | None) -> None:
         """The Spark job that hosts a worker ended."""
-        self._perform(*master.launch_ended(self.state, number, error, self._now()))
+        self._step(LaunchEnded(number, error))
 
     def judges(self, generation: int, first: Generation) -> bool:
         """Return whether this run can already answer a request made for this generation."""
-        return master.is_judged(self.state, generation, first)
+        return is_judged(self.state, generation, first)
 
     def asked(self, kind: str, args: Mapping[str, Any], generation: int, first: Generation) -> Mapping[str, Any] | None:
         """Carry out a request; return its answer, None if it is for a generation not known here."""
-        state, effects, answer = master.carry_out(self.state, kind, args, generation, first)
+        state, effects, answer = carry_out(self.state, kind, args, generation, first)
         self._perform(state, effects)
         return None if answer is None else answer.as_json()
 
     def stop(self) -> None:
         """Take a last checkpoint and end the run."""
-        self._perform(*master.stop(self.state))
+        self._step(StopAsked())
 
     def close_epoch(self) -> None:
         """Close the next epoch when it is due, even if nothing is new."""
-        self._perform(master.close_epoch(self.state), [])
+        self._step(EpochAsked())
 
     def turn(self) -> None:
         """Handle the passing of time: due timers, silent workers, due epochs, the driver's own pulse."""
@@ -179,44 +213,52 @@ class DriverLoop:
             heapq.heappop(self._timers)[2]()
         if self.outcome is not None:
             return
-        self._perform(*master.tick(self.state, now, self._ports.clock.wall_us()))
+        self._step(Tick())
         if now >= self._next_pulse and self.outcome is None:
             self._next_pulse = now + self._pulse_every
-            self._perform(self.state, master.pulse(self.state))
-            self._perform(*master.hold_back(self.state, now, self._pulse_every))
-            running = self.state.running
-            self.loss_alarm.turn(now, None if running is None else running.last)
+            self._step(Beat(self._pulse_every))
+            deployed = self.state.deployed
+            self.loss_alarm.turn(now, None if deployed is None else deployed.last)
 
-    def _perform(self, state: master.Master, effects: list[master.Effect]) -> None:
+    def _step(self, event: Event) -> None:
+        self._perform(*master.step(self.state, event, self._moment()))
+
+    def _moment(self) -> Moment:
+        return Moment(self._now(), self._ports.clock.wall_us())
+
+    def _perform(self, state: Master, effects: list[Effect]) -> None:
         self._master = state
         self._watch(state)
+        if (broken := refusal(state)) is not None:
+            self._perform(*end(state, "failed", broken.report()))
+            return
         for effect in effects:
             match effect:
-                case master.CreateRecord(record):
+                case CreateRecord(record):
                     self._lane(lambda r=record: self._ports.repository.create_record(r), self._record_found)  # type: ignore[misc]
-                case master.LoadManifest(ref):
+                case LoadManifest(ref):
                     self._lane(lambda r=ref: self._ports.repository.load_manifest(r), self._base_loaded)  # type: ignore[misc]
-                case master.StoreManifest(manifest):
+                case StoreManifest(manifest):
                     self._store_manifest(manifest)
-                case master.Send(worker, message):
+                case Send(worker, message):
                     self._ports.send(worker, message)
-                case master.Launch(number, avoid):
+                case Launch(number, avoid):
                     self._ports.launch(number, avoid)
-                case master.Dismiss(worker, launch):
+                case Dismiss(worker, launch):
                     self._ports.dismiss(worker, launch)
-                case master.Cancel(launch):
+                case Cancel(launch):
                     self._ports.cancel(launch)
-                case master.RepairTargets(job, base):
+                case RepairTargets(job, base):
                     self.repairs.request(job, base)
-                case master.ListPartitions(number) as asked:
+                case ListPartitions(number) as asked:
                     self._listings.ask(asked, partial(self._listed, number))
-                case master.Sweep(job):
+                case SweepObjects(job):
                     self.sweep.request(job)
                     self.compactions.request(job)
-                case master.End(outcome, error) if outcome in _ENDINGS and error and error.kind in _OF_OTHERS:
+                case End(outcome, error) if outcome in _ENDINGS and error and error.kind in _OF_OTHERS:
                     self._close_sources()
                     self._end_if_ours(outcome, error)
-                case master.End(outcome, error):
+                case End(outcome, error):
                     self.outcome = outcome, error
                     self._close_sources()
 
@@ -226,18 +268,18 @@ class DriverLoop:
         self.loss_alarm.close()
 
     def _listed(self, number: int, result: object) -> None:
-        if isinstance(self.state.phase, master.Over):
+        if isinstance(self.state.phase, Over):
             return
         match result:
             case Unavailable() as error:
-                self._perform(master.unlisted(self.state, number, error, self._now()), [])
+                self._step(SourcesUnlisted(number, error))
             case tuple() as found:
-                self._perform(*master.listed(self.state, number, found, self._now()))
+                self._step(SourcesListed(number, found))
             case _:
                 self._fail(result)
 
     def _repaired(self, generation: Generation, writers: frozenset[Writer]) -> None:
-        self._perform(*master.repaired(self.state, generation, writers, self._now()))
+        self._step(TargetsRepaired(generation, writers))
 
     def _end_if_ours(self, how: str, error: ErrorReport, damaged_reads: int = 0) -> None:
         """End as fenced if a newer generation owns the job: it sweeps objects and fences targets (P16). Else as given.
@@ -256,7 +298,7 @@ class DriverLoop:
             elif isinstance(result, joblog.Job) and self._is_overtaken_in(result):
                 self.outcome = "fenced", master.taken_over(result)
             elif (lost := self._lost_in(result)) is not None:
-                self.outcome = REFUSED, lost_root.report(self.state, self._last, lost)
+                self.outcome = REFUSED, report_of_lost_root(self.state, self._last, lost)
             else:
                 self.outcome = how, error
 
@@ -280,8 +322,7 @@ class DriverLoop:
             match result:
                 case ObjectRef():
                     self.refused = None
-                    at_us = self._ports.clock.wall_us()
-                    self._perform(*master.manifest_stored(self.state, manifest, result, self._now(), at_us))
+                    self._step(ManifestStored(manifest, result))
                 case Unavailable() as error:
                     self.refused = error
                     self._after(LOG_RETRY_S, lambda: self._store_manifest(manifest))
@@ -294,22 +335,21 @@ class DriverLoop:
         match result:
             case joblog.Record():
                 self.refused = None
-                at_us = self._ports.clock.wall_us()
                 try:
-                    found = master.record_found(self.state, result, self._now(), at_us)
+                    found = master.step(self.state, RecordFound(result), self._moment())
                 except HoldfastError as error:  # a record of another job or history: the root was replaced
                     self._fail(error)
                     return
                 self._perform(*found)
                 self._folds.seen(self.state.job)
-                if (running := self.state.running) is not None:
-                    self._last = running.last
-                    self.publications.completed(running.last)
+                if (deployed := self.state.deployed) is not None:
+                    self._last = deployed.last
+                    self.publications.completed(deployed.last)
             case Unavailable() as error:
                 self.refused = error
-                self._after(LOG_RETRY_S, lambda: self._perform(*master.retry_append(self.state)))
+                self._after(LOG_RETRY_S, lambda: self._step(AppendUnknown()))
             case Fenced():
-                self._perform(*master.end(self.state, "fenced", result.report()))
+                self._perform(*end(self.state, "fenced", result.report()))
             case _:
                 self._fail(result)
 
@@ -317,10 +357,10 @@ class DriverLoop:
         match result:
             case Manifest():
                 self._last = result
-                self._perform(*master.base_loaded(self.state, result, self._now()))
+                self._step(BaseLoaded(result))
             case Unavailable():
                 completed = self.state.job.completed[-1]
-                load = master.LoadManifest(completed.body.manifest)
+                load = LoadManifest(completed.body.manifest)
                 self._after(LOG_RETRY_S, lambda: self._perform(self.state, [load]))
             case _:
                 self._fail(result)
@@ -330,9 +370,9 @@ class DriverLoop:
             assert isinstance(error, BaseException)
             raise error
         if isinstance(error, RootLost):
-            self._perform(*master.end(self.state, REFUSED, lost_root.report(self.state, self._last, error)))
+            self._perform(*end(self.state, REFUSED, report_of_lost_root(self.state, self._last, error)))
         else:
-            self._perform(*master.end(self.state, "failed", error.report()))
+            self._perform(*end(self.state, "failed", error.report()))
 
     def _lane(self, work: Callable[[], object], done: Callable[[object], None]) -> None:
         self._ports.lane("log").submit(work, done)
@@ -342,3 +382,50 @@ class DriverLoop:
 
     def _now(self) -> float:
         return self._ports.clock.monotonic()
+
+
+SHOWN_MAX = 20
+"""How many positions and targets the message names."""
+
+
+def report_of_lost_root(state: Master, last: Manifest | None, error: HoldfastError) -> ErrorReport:
+    """Return the error with what the job had done and where its state still is.
+
+    Args:
+        last: The manifest of the last completed epoch; None if it is unknown.
+    """
+    said, job = error.report(), state.log.job
+    if job is None or not job.completed:
+        return said
+    through = job.base_epoch
+    kept = [f"{said.not_done}. The last checkpoint was that of epoch {through}"]
+    if last is not None and last.epoch == through:
+        read = [f"{at.source}:{at.partition} at {at.offset}" for at in last.positions]
+        kept.append(f"the sources were read as far as {_shown(read)}")
+    if delivered := _delivered(state):
+        targets = [f"{sink} through epoch {epoch}" for sink, epoch in delivered]
+        kept.append(f"targets keep what was delivered: {_shown(targets)}")
+    if hosts := sorted({hosted.host for hosted in state.workers.values() if hosted.subtask is not None}):
+        kept.append(
+            f"the state as of epoch {through} is in the memory of the workers, which ends with this run; their local "
+            f"folders on {', '.join(hosts)} lag behind it, and only a root with this log can use them"
+        )
+    next_step = (
+        f"put the root back as it was (undo the move, mount it, or restore a copy that has "
+        f"{record_path(job.next_seq - 1)}) and run the job again: it continues after epoch {through}. Without such "
+        "a copy the state cannot be restored: begin under another name, with targets of its own, and it reads its "
+        "sources from the start"
+    )
+    return replace(said, job=job.name, epoch=through, not_done="; ".join(kept), next=next_step)
+
+
+def _delivered(state: Master) -> list[tuple[str, Epoch]]:
+    newest: dict[str, Epoch] = {}
+    for writer, tag in state.confirmed.items():
+        newest[writer.sink] = max(newest.get(writer.sink, tag.epoch), tag.epoch)
+    return sorted(newest.items())
+
+
+def _shown(items: list[str]) -> str:
+    more = f" and {len(items) - SHOWN_MAX} more" if len(items) > SHOWN_MAX else ""
+    return ", ".join(items[:SHOWN_MAX]) + more

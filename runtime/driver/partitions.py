@@ -5,6 +5,9 @@ of them: from a base manifest, or from a listing. While the parallelism stays, a
 the base manifest names. The others go, in this order, to the subtask that has the fewest of their source, the first of
 several. So nothing that is being read moves, and the output of a partition has one writer, in order (P20).
 
+Subtasks of sources that are aligned in event time report how far they are; those that are ahead are told how far they
+may read.
+
 Invariants
     - A deployment holds every partition known by then, at its position in the base manifest or at its first record.
     - Every later trigger holds the partitions that neither the deployment nor the last completed manifest has.
@@ -12,7 +15,7 @@ Invariants
     - The input is over only if a listing that began after every partition had ended shows no other partition.
 
 Pure: no clock, thread or I/O. Part of runtime/driver/master.py.
-Source: PROTOCOL P12, P13, P22; docs/design/0035-partition-discovery.md.
+Source: PROTOCOL P12, P13, P22; docs/design/0035-partition-discovery.md, 0048-event-time-alignment.md.
 """
 
 from __future__ import annotations
@@ -28,16 +31,22 @@ from holdfast.checkpoint.manifest import Manifest
 from holdfast.errors import ConfigError, Damaged, HoldfastError, Where
 from holdfast.frozen import replace
 from holdfast.model import SourcePosition, Subtask
+from holdfast.runtime.driver.events import ListPartitions, Moment, Send, SourcesUnlisted, Step
 from holdfast.runtime.driver.state import (
+    ALIGNED_WITHIN_S,
+    Delivering,
+    Deployed,
+    Exhausted,
     Finishing,
+    Halted,
+    Hosted,
     Listing,
-    ListPartitions,
     Master,
-    Over,
     Reason,
     Running,
-    Step,
+    is_complete,
 )
+from holdfast.runtime.time.time_alignment import ALWAYS_LEFT, Look, Place, Reached, looked
 from holdfast.runtime.wire import messages as m
 
 LIST_AGAIN_S = 1.0
@@ -46,8 +55,6 @@ LIST_LOSSES_EVERY_S = 10.0
 """Time between two listings that only look for deleted partitions, if the rules give none."""
 FIRST_RECORD = -1
 """In a deployment, instead of an offset: the first record of the partition, wherever that is."""
-Place = tuple[str, int]
-"""Source and partition."""
 
 
 def known(state: Master) -> dict[str, tuple[int, ...]]:
@@ -80,8 +87,8 @@ def owners(state: Master, base: Manifest | None) -> dict[Place, Subtask]:
 
 def counts_of(state: Master) -> Counter[Subtask]:
     """Return how many partitions each subtask reads once everything known is assigned."""
-    running = state.running
-    return _counts(_Known(state, None if running is None else running.base))
+    phase = state.deployed
+    return _counts(_Known(state, None if phase is None else phase.base))
 
 
 class _Known:
@@ -127,19 +134,19 @@ def deployed(state: Master, base: Manifest | None) -> dict[Subtask, tuple[Source
     return {subtask: tuple(each) for subtask, each in positions.items()}
 
 
-def unassigned(state: Master, phase: Running) -> tuple[m.Assigned, ...]:
+def unassigned(state: Master, phase: Deployed) -> tuple[m.Assigned, ...]:
     """Return the partitions for the next trigger: those that neither deployment nor last completed manifest has."""
-    if len(state.discovered) == phase.deployed:
+    if len(state.discovered) == phase.known:
         return ()
     kept = {(at.source, at.partition) for at in (phase.last.positions if phase.last else ())}
-    new = [at for at in state.discovered[phase.deployed :] if (at.source, at.partition) not in kept]
+    new = [at for at in state.discovered[phase.known :] if (at.source, at.partition) not in kept]
     readers = owners(state, phase.base) if new else {}
     return tuple(m.Assigned(at, readers[at.source, at.partition]) for at in new)
 
 
-def waits_for_nothing(state: Master, phase: Running) -> bool:
+def waits_for_nothing(state: Master, phase: Deployed) -> bool:
     """Return whether unassigned partitions are all that is left to read: they do not wait for the interval."""
-    ended = all(hosted.ended for hosted in state.workers.values() if hosted.subtask is not None)
+    ended = all(hosted.heartbeat.ended for hosted in state.workers.values() if hosted.subtask is not None)
     return (ended or isinstance(state.ending, Finishing)) and bool(unassigned(state, phase))
 
 
@@ -157,7 +164,7 @@ def added(manifest: Manifest, before: Manifest | None) -> dict[str, tuple[int, .
 # Listings
 
 
-def begin_listing(state: Master, phase: Running, reason: Reason, now: float) -> Step:
+def begin_listing(state: Master, phase: Deployed, reason: Reason, now: float) -> Step:
     """Ask for a listing of all sources."""
     listing = Listing(state.listings + 1, reason, state.job.generation, now)
     state = replace(state, listing=listing, listings=listing.number)
@@ -167,7 +174,7 @@ def begin_listing(state: Master, phase: Running, reason: Reason, now: float) -> 
 
 def is_awaited(state: Master, number: int) -> bool:
     """Return whether this listing is the one under way."""
-    return not isinstance(state.phase, Over) and state.listing is not None and state.listing.number == number
+    return state.listing is not None and state.listing.number == number
 
 
 def listed(state: Master, found: Sequence[SourcePosition], now: float) -> Master | HoldfastError:
@@ -185,11 +192,11 @@ def listed(state: Master, found: Sequence[SourcePosition], now: float) -> Master
     return _taken(after, state.listing, new)
 
 
-def unlisted(state: Master, number: int, error: HoldfastError, now: float) -> Master:
+def unlisted(state: Master, event: SourcesUnlisted, at: Moment) -> Step:
     """Sources could not be listed: nothing is known of them; they are listed again a little later."""
-    if not is_awaited(state, number):
-        return state
-    return replace(state, listing=None, list_again_at=now + LIST_AGAIN_S, list_error=error.report())
+    if not is_awaited(state, event.number):
+        return state, []
+    return replace(state, listing=None, list_again_at=at.now + LIST_AGAIN_S, list_error=event.error.report()), []
 
 
 def _taken(state: Master, listing: Listing, new: Sequence[SourcePosition]) -> Master:
@@ -199,35 +206,39 @@ def _taken(state: Master, listing: Listing, new: Sequence[SourcePosition]) -> Ma
     if listing.reason == "finish" and isinstance(state.ending, Finishing):
         return replace(state, ending=replace(state.ending, listed=True))
     phase = state.phase
-    current = isinstance(phase, Running) and listing.generation == state.job.generation
-    if listing.reason == "end" and current and (once or not new):
-        assert isinstance(phase, Running)
-        return replace(state, phase=replace(phase, input_end="open" if new else "complete"))
-    return state
+    if listing.reason != "end" or listing.generation != state.job.generation or (new and not once):
+        return state
+    match phase:
+        case Running():
+            return replace(state, phase=Exhausted(**phase.shared, complete=not new))
+        case Halted():
+            return replace(state, phase=replace(phase, complete=not new))
+        case _:
+            return state
 
 
-def all_input_is_listed(state: Master, phase: Running) -> bool:
+def all_input_is_listed(state: Master, phase: Deployed) -> bool:
     """Return whether nothing more can appear in the sources, or nothing that the user wants to be read."""
     match state.ending:
         case Finishing(drop_unread=drop, listed=is_listed):
             # After a last barrier nothing more is read, so there is no other listing if its epoch is given up.
-            return drop or is_listed or (phase.halted and phase.input_end == "complete")
+            return drop or is_listed or (isinstance(phase, Halted) and phase.complete)
         case _:
-            return phase.input_end == "complete"
+            return is_complete(phase)
 
 
-def reason_to_list(state: Master, phase: Running, now: float, *, ended: bool) -> Reason | None:
+def reason_to_list(state: Master, phase: Deployed, now: float, *, ended: bool) -> Reason | None:
     """Return why the sources are to be listed now; None if they are not, or a listing is under way.
 
     Args:
         ended: Whether every known partition is read to its end.
     """
-    if phase.halted or state.listing is not None or now < state.list_again_at:
+    if isinstance(phase, Halted | Delivering) or state.listing is not None or now < state.list_again_at:
         return None
     match state.ending:
         case Finishing(drop_unread=False, listed=False):
             return "finish"
-        case None if ended and phase.input_end == "unknown":
+        case None if ended and isinstance(phase, Running):
             return "end"
         case None if state.rules.loses_partitions or (_takes_new(state) and state.rules.discover_every):
             return _interval(state, now)
@@ -277,3 +288,57 @@ def refusal_to_grow(job: str, fixed: Mapping[str, str], new: Collection[SourcePo
                 where=Where(job=job, source=at.source, partition=at.partition),
             )
     return None
+
+
+PULSES_PER_WINDOW = 4
+"""Looks in a window, so that a limit outlasts lost and late messages."""
+
+
+# Alignment in event time
+
+
+def hold_back(state: Master, now: float, every: float) -> Step:
+    """Look how far the sources are read; return the limits, for the subtasks that they apply to.
+
+    Args:
+        every: Seconds between two looks.
+    """
+    phase = state.phase
+    if not (isinstance(phase, Deployed) and state.rules.aligned and state.rules.parallelism > 1 and state.all_ready):
+        return state, []
+    partitions: dict[Place, Reached] = {}
+    reader: dict[Place, Subtask] = {}
+    for hosted in state.workers.values():
+        if hosted.subtask is not None:
+            mine = _reached(state, hosted)
+            partitions |= mine
+            reader |= dict.fromkeys(mine, hosted.subtask)
+    window = max(ALIGNED_WITHIN_S, PULSES_PER_WINDOW * every)
+    before = replace(phase.aligned, window=window)
+    aligned = looked(before, Look(now, partitions), state.rules.aligned)
+    state = replace(state, phase=replace(phase, aligned=aligned))
+    effects = []
+    for worker in state.assigned:
+        subtask = state.workers[worker].subtask
+        others = [(group, limit) for group, limit in aligned.limits.items() if reader[limit.slowest] != subtask]
+        later_than = {source: limit.at_us for group, limit in others for source in group.sources}
+        if aligned.limits or before.limits:  # an empty one ends those that were in force
+            effects.append(Send(worker, m.HoldBack(state.job.generation, later_than, window)))
+    return state, [*effects]
+
+
+def _reached(state: Master, hosted: Hosted) -> dict[Place, Reached]:
+    """Return how far a worker says that it has read the partitions that this run has not read to their end."""
+    said, until = hosted.heartbeat.progress, state.rules.until
+    boundless = {source for group in state.rules.aligned for source in group.boundless}
+    ends = {(at.source, at.partition): at.offset for at in said.ends}
+    ended = {(at.source, at.partition) for at in said.ended}
+    found: dict[Place, Reached] = {}
+    for at in said.positions:
+        place = at.source, at.partition
+        if place in ended or place not in ends:
+            continue
+        end = ends[place] if until is None else min(ends[place], until[at.source].get(at.partition, 0))
+        left = ALWAYS_LEFT if at.source in boundless else max(0, end - max(at.offset, 0))
+        found[place] = Reached(at.offset, at.watermark, left)
+    return found

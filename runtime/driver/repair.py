@@ -23,7 +23,7 @@ from holdfast.checkpoint.repository import Repository
 from holdfast.errors import ConfigError, HoldfastError, Unavailable
 from holdfast.model import Generation, Subtask, Tag, Writer
 from holdfast.ports import Lane
-from holdfast.runtime.driver.claims import claim_of
+from holdfast.runtime.driver.deployment import claim_of
 from holdfast.runtime.plan.compiler import SinkSpec
 from holdfast.sinks.contract.owners import NEVER, Claim, went_back
 from holdfast.sinks.contract.sink import Repair, Rewinding, repairable

@@ -1,4 +1,4 @@
-"""The state of the job master, and the effects that its interpreter performs.
+"""The state of the job master: what the driver knows in each phase of a job.
 
 Values only; runtime/driver/master.py steps them.
 
@@ -21,17 +21,17 @@ from holdfast.model import (
     Epoch,
     Generation,
     JobUuid,
-    ObjectRef,
+    SnapshotHandle,
     SourcePosition,
     Subtask,
     Tag,
     WorkerId,
     Writer,
 )
-from holdfast.runtime.driver.killing import Death, Kills
-from holdfast.runtime.driver.waypoints import Waypoint, Waypoints
 from holdfast.runtime.time.time_alignment import Aligned, Group
 from holdfast.runtime.wire import messages as m
+from holdfast.runtime.wire.messages import Killer
+from holdfast.runtime.wire.vitals import At
 from holdfast.sinks.protocol.delivery import BACKLOG_BYTES_MAX
 
 SAVEPOINTS_WAITING_MAX = 16
@@ -139,6 +139,67 @@ class Checked:
     operators: tuple[OperatorState, ...]
 
 
+Offsets = tuple[tuple[str, int, int], ...]
+"""Source, partition and offset."""
+
+
+@dataclass(frozen=True)
+class Death:
+    """The end of a worker during a call of a function."""
+
+    generation: Generation
+    launch: int
+    at: At
+    """What it was called for; no rows: a timer, a window, or anything else that is no row of a stream."""
+    how: str = ""
+    """How its process ended; empty if that is not known yet."""
+
+
+@dataclass(frozen=True)
+class Kill:
+    """A function of one subtask that has ended its process."""
+
+    operator: str
+    subtask: Subtask
+    partition: int
+    """Of the records that it was called for; UNKNOWN behind a shuffle, and for what is no record."""
+    source: str | None
+    """Whose records it gets, if they reach it without a shuffle."""
+    positions: Offsets
+    """Where the last completed epoch was at the first death."""
+    deaths: tuple[Death, ...] = ()
+    """Since a row was found, or since an epoch got past the place; behind a shuffle those that may be of the same."""
+    launches: tuple[int, ...] = ()
+    """Of all deaths of this search, also of those that an epoch has ended the count of."""
+    older: int = 0
+    """So many of the deaths were before the last progress; they help the search, and prove no standstill."""
+    epochs: int = 0
+    """Completed since the last death, each with progress, where the place is unknown."""
+    quiet: int = 0
+    """Completed since the last death without progress, where the place is unknown."""
+    rows_max: int = 0
+    """How many rows to give to it together; 0: no limit."""
+    killers: tuple[Killer, ...] = ()
+    """Rows to leave out, oldest first."""
+    recent: int = 0
+    """So many of them, the newest, may be ahead although their offsets are unknown."""
+
+
+Kills = tuple[Kill, ...]
+
+
+@dataclass(frozen=True)
+class Waypoint:
+    """The last completed epoch without a base that the next one has, and the handle of a subtask as of it."""
+
+    epoch: Epoch
+    handle: SnapshotHandle
+
+
+Waypoints = Mapping[Subtask, tuple[Waypoint, ...]]
+"""Oldest first."""
+
+
 @dataclass(frozen=True)
 class Hosted:
     """A registered worker."""
@@ -148,26 +209,14 @@ class Hosted:
     pid: int
     launch: int
     seen: float
+    heartbeat: m.Heartbeat
+    """The last one; before the first, and after the start of a generation, one that reports nothing of the epoch."""
     role: m.Role | None = None
     """None until it is assigned one."""
     ready: bool = False
     how: str | None = None
-    ended: bool = False
-    caught_up: bool = False
-    """It has read as far as `until` allows."""
-    quiet: Epoch = NO_EPOCH
-    """As in `Heartbeat`."""
-    partitions: int = 0
-    """As in `Heartbeat`."""
-    wants_barrier: bool = False
-    """As in `Heartbeat`; False while an epoch is open."""
-    progress: m.Progress = m.Progress()
-    copies: tuple[m.Copied, ...] = ()
-    """As in `Heartbeat`."""
     last_words: m.Vitals | None = None
     """The last report of its companion, unless the worker has sent a message since."""
-    broken_to: tuple[m.BrokenLink, ...] = ()
-    """As in `Heartbeat`."""
 
     @property
     def subtask(self) -> Subtask | None:
@@ -178,6 +227,10 @@ class Hosted:
     def site(self) -> Site:
         """Return where the worker is."""
         return self.host, self.address[0]
+
+    def copied(self, subtask: Subtask) -> Epoch:
+        """Return the epoch of the copy of a subtask; 0 if it has none."""
+        return next((each.epoch for each in self.heartbeat.copies if each.subtask == subtask), NO_EPOCH)
 
 
 @dataclass(frozen=True)
@@ -207,9 +260,12 @@ class Failure:
     """The error of Python code that ended the worker, if it is of a kind that recurs in the next worker."""
 
 
+# Phases
+
+
 @dataclass(frozen=True)
 class Opening:
-    """The log is being created or the generation's start is being appended."""
+    """The record that creates the job or starts the generation is in flight: the owner of the job is unknown."""
 
     cause: str
     stops: bool = False
@@ -217,30 +273,51 @@ class Opening:
 
 
 @dataclass(frozen=True)
+class Loading:
+    """The start is in the log, and the manifest of the generation's base is being read."""
+
+    stops: bool = False
+    """As in `Opening`."""
+
+
+@dataclass(frozen=True)
+class Repairing:
+    """Targets take back what a rewind has undone (P21)."""
+
+    base: Manifest
+    stops: bool = False
+    """As in `Opening`."""
+
+
+@dataclass(frozen=True)
+class Repaired:
+    """The run ends with the rewind: every target is repaired, and no worker is needed."""
+
+    base: Manifest
+
+
+@dataclass(frozen=True)
 class Gathering:
-    """The generation is in the log; its base is known once the manifest is read; workers register."""
+    """Workers register, until there is one for every subtask."""
 
     base: Manifest | None
-    base_known: bool
-    repaired: bool = True
-    """No target shows what a rewind has undone (P21)."""
-    stops: bool = False
-    """The run ends once the targets are repaired: no worker is needed."""
 
 
 @dataclass(frozen=True)
-class RewindWanted:
-    """A request to rewind the job to this epoch; with `stop`, to end the run after the repairs."""
+class Closing:
+    """What the trigger of the epoch being closed has fixed."""
 
-    epoch: Epoch
-    stop: bool
-    accepted: tuple[str, ...] = ()
-    """As in `Rewound`."""
+    savepoint: str | None
+    """The name that the epoch will have."""
+    assigned: tuple[m.Assigned, ...]
+    """The partitions that its barrier assigns."""
+    manifest: Manifest | None = None
+    """Once every subtask has acked: what is being stored, then committed by the record in flight."""
 
 
 @dataclass(frozen=True)
-class Running:
-    """Every subtask has a worker; epochs are closed once all are ready."""
+class Deployed:
+    """Every subtask has a worker; epochs are closed once all are ready. The phases below say how long that goes on."""
 
     base: Manifest | None
     deployed_at: float
@@ -248,36 +325,65 @@ class Running:
     last_trigger: float
     last: Manifest | None
     """Manifest of the last completed epoch."""
-    storing: Manifest | None = None
+    closing: Closing | None = None
+    """None while no epoch is being closed."""
     waypoints: Waypoints = field(default_factory=dict[Subtask, tuple[Waypoint, ...]])
     """For copies of standbys that are older than a base."""
-    finishing: bool = False
-    """The last barrier was sent because all input is read, not because of a request to stop (P13)."""
-    halted: bool = False
-    """A last barrier was sent; workers that received it read nothing more in this generation, even if the epoch is
-    given up."""
-    final: Epoch | None = None
-    """The last epoch of the run, once it is completed."""
     broken_since: float | None = None
     """When a worker first reported a broken channel although no worker is lost."""
-    savepoint: str | None = None
-    """The name that the epoch being closed will have."""
-    deployed: int = 0
+    known: int = 0
     """How many of the discovered partitions the deployment holds; triggers assign the others."""
-    assigning: tuple[m.Assigned, ...] = ()
-    """What the last trigger assigned."""
     aligned: Aligned = Aligned(ALIGNED_WITHIN_S)
     """How far sources are read in event time."""
-    input_end: Literal["unknown", "complete", "open"] = "unknown"
-    """What a listing has shown since every partition was read to its end: no other partition, or others that this run
-    does not read."""
+
+    @property
+    def shared(self) -> dict[str, Any]:
+        """Return what the next phase of this generation takes over."""
+        return {name: value for name, value in vars(self).items() if name in Deployed.__dataclass_fields__}
+
+
+@dataclass(frozen=True)
+class Running(Deployed):
+    """Sources are read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exhausted(Deployed):
+    """Every partition of this run is read to its end, and the sources were listed after that."""
+
+    complete: bool
+    """They have no other partition: the next barrier is the last one. Else this run does not read what there is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Halted(Deployed):
+    """A last barrier was sent. Workers that received it read nothing more, even if its epoch is given up."""
+
+    finishing: bool
+    """It was sent because all input is read, not because of a request to stop (P13)."""
+    complete: bool
+    """As in `Exhausted`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delivering(Deployed):
+    """The last epoch is completed; the run ends once its output is delivered."""
+
+    final: Epoch
+    finishing: bool
+    """As in `Halted`."""
+
+
+def is_complete(phase: Deployed) -> bool:
+    """Return whether a listing has shown that there is nothing but what is read to its end."""
+    return isinstance(phase, Exhausted | Halted) and phase.complete
 
 
 @dataclass(frozen=True)
 class Interrupted:
     """The generation cannot continue; a recovery is due as soon as the append in flight is settled (P4)."""
 
-    running: Running
+    deployed: Deployed
     cause: str
 
 
@@ -289,7 +395,20 @@ class Over:
     error: ErrorReport | None = None
 
 
-Phase = Opening | Gathering | Running | Interrupted | Over
+Phase = Opening | Loading | Repairing | Repaired | Gathering | Deployed | Interrupted | Over
+
+
+# What outlives a phase
+
+
+@dataclass(frozen=True)
+class RewindWanted:
+    """A request to rewind the job to this epoch; with `stop`, to end the run after the repairs."""
+
+    epoch: Epoch
+    stop: bool
+    accepted: tuple[str, ...] = ()
+    """As in `Rewound`."""
 
 
 @dataclass(frozen=True)
@@ -349,7 +468,7 @@ class Master:
     severed: Mapping[frozenset[Site], float] = field(default_factory=dict)
     """Pairs of hosts whose workers exchanged no data although both reached the driver, and when that was reported."""
     doubted: Mapping[str, tuple[Site, float]] = field(default_factory=dict)
-    """Hosts whose worker fell silent before it was lost, and when it was; see runtime/driver/hosts/avoiding.py."""
+    """Hosts whose worker fell silent before it was lost, and when it was; see runtime/driver/failover.py."""
     struck: int = 0
     """The loss of workers up to this launch counts as part of the last failure until every subtask runs again."""
     confirmed: Mapping[Writer, Tag] = field(default_factory=dict)
@@ -386,125 +505,37 @@ class Master:
         return self.log.job
 
     @property
-    def running(self) -> Running | None:
+    def deployed(self) -> Deployed | None:
         """Return what runs, or ran until it was interrupted; None in every other phase."""
         match self.phase:
-            case Running() as running:
-                return running
-            case Interrupted(running=running):
-                return running
+            case Deployed() as deployed:
+                return deployed
+            case Interrupted(deployed=deployed):
+                return deployed
             case _:
                 return None
 
     @property
     def ends_repaired(self) -> bool:
         """Return whether the run ends with the rewind that it is carrying out."""
-        return isinstance(self.phase, Opening | Gathering) and self.phase.stops
+        match self.phase:
+            case Opening(stops=stops) | Loading(stops=stops) | Repairing(stops=stops):
+                return stops
+            case phase:
+                return isinstance(phase, Repaired)
 
+    @property
+    def assigned(self) -> list[WorkerId]:
+        """Return the workers with a subtask."""
+        return [worker for worker, hosted in self.workers.items() if hosted.subtask is not None]
 
-# Effects
+    @property
+    def all_ready(self) -> bool:
+        """Return whether every subtask takes records."""
+        ready = [hosted for hosted in self.workers.values() if hosted.subtask is not None and hosted.ready]
+        return len(ready) == self.rules.parallelism
 
-
-@dataclass(frozen=True)
-class CreateRecord:
-    """Create the record conditionally; answer with record_found, whichever record it is; no answer if unknown."""
-
-    record: joblog.Record
-
-
-@dataclass(frozen=True)
-class LoadManifest:
-    """Read and verify the manifest; answer with base_loaded."""
-
-    ref: ObjectRef
-
-
-@dataclass(frozen=True)
-class StoreManifest:
-    """Store the manifest durably; answer with manifest_stored."""
-
-    manifest: Manifest
-    started: float
-
-
-@dataclass(frozen=True)
-class RepairTargets:
-    """In the background: deliver what the base left, take back newer output; answer with repaired (P21)."""
-
-    job: joblog.Job
-    base: Manifest
-
-
-@dataclass(frozen=True)
-class ListPartitions:
-    """In the background: list the partitions of every source; answer with `listed` or `unlisted`.
-
-    If a source lists other partitions than those known, it must be the one that was read up to these positions.
-    """
-
-    number: int
-    known: Mapping[str, tuple[int, ...]]
-    positions: tuple[SourcePosition, ...]
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """In the background: delete objects that no checkpoint of this fold needs, and prune the log."""
-
-    job: joblog.Job
-
-
-@dataclass(frozen=True)
-class Send:
-    """Send the message to the worker."""
-
-    worker: WorkerId
-    message: m.FromDriver
-
-
-@dataclass(frozen=True)
-class Launch:
-    """Start a Spark job that hosts one worker."""
-
-    number: int
-    avoid: tuple[Site, ...] = ()
-    """Where it should not run if there is a free slot elsewhere, the worst place first."""
-
-
-@dataclass(frozen=True)
-class Dismiss:
-    """Close the worker's stream; its later messages are ignored."""
-
-    worker: WorkerId
-    launch: int
-
-
-@dataclass(frozen=True)
-class Cancel:
-    """End the Spark job of a worker that never came up."""
-
-    launch: int
-
-
-@dataclass(frozen=True)
-class End:
-    """The run is over: dismiss the workers and return the outcome."""
-
-    outcome: str
-    error: ErrorReport | None = None
-
-
-Effect = (
-    CreateRecord
-    | LoadManifest
-    | StoreManifest
-    | RepairTargets
-    | ListPartitions
-    | Sweep
-    | Send
-    | Launch
-    | Dismiss
-    | Cancel
-    | End
-)
-Step = tuple[Master, list[Effect]]
+    @property
+    def all_hosted(self) -> bool:
+        """Return whether there is a worker for every subtask, so that only standbys are missing."""
+        return len(self.workers) >= self.rules.parallelism

@@ -14,7 +14,7 @@ from pyspark import SparkContext
 from holdfast.errors import HoldfastError
 from holdfast.model import WorkerId
 from holdfast.ports import Clock, Lane, ObjectStore
-from holdfast.runtime.driver.hosts.placement import local_paths
+from holdfast.runtime.driver.gathering import local_paths
 from holdfast.runtime.driver.state import Site
 from holdfast.runtime.execution.executing import Outcome, Ports
 from holdfast.runtime.execution.on_spark import IMPORTING

@@ -15,12 +15,12 @@ from typing import Protocol
 from holdfast.checkpoint.catalogue import Retention
 from holdfast.model import JobUuid, WorkerId
 from holdfast.ports import Lane
-from holdfast.runtime.driver import master
-from holdfast.runtime.driver.hosts.placement import local_paths
-from holdfast.runtime.driver.killing_ends import functions_of
+from holdfast.runtime.driver.gathering import local_paths
+from holdfast.runtime.driver.killing import functions_of
 from holdfast.runtime.driver.loop import DriverLoop
 from holdfast.runtime.driver.repair import unrepairable
-from holdfast.runtime.driver.state import Site
+from holdfast.runtime.driver.requests import left_undone
+from holdfast.runtime.driver.state import Rules, Site
 from holdfast.runtime.execution.asking import Asking
 from holdfast.runtime.execution.executing import Outcome, Ports, Publisher
 from holdfast.runtime.execution.heap import spared
@@ -133,8 +133,8 @@ class Run:
                 self._lanes.lane("requests").submit(self._inbox.poll, self._asking.found)
             self._hosting.turn()
             self.mailbox.wait(POLL_S)
-        left_undone = partial(master.left_undone, loop.state)
-        self._lanes.lane("requests").submit(lambda: self._inbox.close(left_undone), lambda _: None)
+        undone = partial(left_undone, loop.state)
+        self._lanes.lane("requests").submit(lambda: self._inbox.close(undone), lambda _: None)
         self._flush("requests", "positions")  # before the last status: commands take that as the end of the run
         last = self._publish()
         self._flush("live")
@@ -183,7 +183,7 @@ def _rules(prepared: Prepared, host: str, epoch_deadline: float) -> master.Rules
     settings, plan, targets = prepared.settings, prepared.plan, prepared.targets
     every = settings.checkpoint_every_ms / 1000
     count = plan.key_groups
-    return master.Rules(
+    return Rules(
         name=plan.app,
         job_uuid=JobUuid(uuid.uuid4().hex),
         host=host,

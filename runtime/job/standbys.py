@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from holdfast.quantities import plural
-from holdfast.runtime.driver import master
-from holdfast.runtime.driver.hosts.standbys import epochs_behind
+from holdfast.runtime.driver.standbys import epochs_behind
+from holdfast.runtime.driver.state import Hosted, Master
 from holdfast.runtime.job.live import Problem
 from holdfast.runtime.wire import messages as m
 
@@ -19,27 +19,29 @@ STANDBYS_FAIL, STANDBY_LAGS = "standbys_fail", "standby_lags"
 FAILURES_SHOWN, LAG_SHOWN_EPOCHS = 3, 20
 
 
-def is_standby(hosted: master.Hosted) -> bool:
+def is_standby(hosted: Hosted) -> bool:
     """Return whether the worker follows the state of others."""
     return isinstance(hosted.role, m.Standby)
 
 
-def follows(hosted: master.Hosted) -> tuple[int, ...]:
+def follows(hosted: Hosted) -> tuple[int, ...]:
     """Return the subtasks whose state a worker follows."""
     return hosted.role.follows if isinstance(hosted.role, m.Standby) else ()
 
 
-def lag_epochs(state: master.Master, hosted: master.Hosted) -> int | None:
+def lag_epochs(state: Master, hosted: Hosted) -> int | None:
     """Return how many epochs a worker's outcome is open, or how many the oldest copy of a standby lacks."""
-    return epochs_behind(state, hosted) if is_standby(hosted) else hosted.progress.lag_epochs
+    return epochs_behind(state, hosted) if is_standby(hosted) else hosted.heartbeat.progress.lag_epochs
 
 
-def lag_bytes(hosted: master.Hosted) -> int | None:
+def lag_bytes(hosted: Hosted) -> int | None:
     """Return the stored bytes that the copies of a standby lack; None for other workers, and if it is unknown."""
-    return sum(each.bytes for each in hosted.copies) if is_standby(hosted) and hosted.copies else None
+    return (
+        sum(each.bytes for each in hosted.heartbeat.copies) if is_standby(hosted) and hosted.heartbeat.copies else None
+    )
 
 
-def problems(state: master.Master) -> Iterator[Problem]:
+def problems(state: Master) -> Iterator[Problem]:
     """Yield why a loss would take longer than with complete standbys."""
     if state.standby_failures >= FAILURES_SHOWN:
         yield Problem(
@@ -51,8 +53,8 @@ def problems(state: master.Master) -> Iterator[Problem]:
         )
     for worker, hosted in state.workers.items():
         lag = epochs_behind(state, hosted) if is_standby(hosted) else None
-        if lag is not None and lag >= LAG_SHOWN_EPOCHS and hosted.progress.restored is None:
-            refused = f": {hosted.progress.refused}" if hosted.progress.refused else ""
+        if lag is not None and lag >= LAG_SHOWN_EPOCHS and hosted.heartbeat.progress.restored is None:
+            refused = f": {hosted.heartbeat.progress.refused}" if hosted.heartbeat.progress.refused else ""
             yield Problem(
                 code=STANDBY_LAGS,
                 what=f"standby {worker} lacks the last {plural(lag, 'epoch')}{refused}",

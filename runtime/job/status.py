@@ -19,8 +19,9 @@ from holdfast.checkpoint.manifest import Manifest
 from holdfast.errors import HoldfastError
 from holdfast.model import LAST_US, NEVER_US, DriverProcess
 from holdfast.quantities import BYTES, plural
-from holdfast.runtime.driver import master, severed
-from holdfast.runtime.driver.rewinding import first_way_back
+from holdfast.runtime.driver import failover
+from holdfast.runtime.driver.requests import first_way_back
+from holdfast.runtime.driver.state import Interrupted, Master, Over, Running
 from holdfast.runtime.job import standbys, waiting
 from holdfast.runtime.job.live import (
     Checkpoint,
@@ -62,9 +63,9 @@ STALE_AFTER_MS = 5_000
 """A `live.json` older than this means that its driver is unreachable."""
 
 
-def of_run(state: master.Master, root: str, mode: str, driver: DriverProcess | None) -> Status:
+def of_run(state: Master, root: str, mode: str, driver: DriverProcess | None) -> Status:
     """Return the status of a job from inside its driver."""
-    job, running = state.log.job, state.running
+    job, deployed = state.log.job, state.deployed
     status = of_log(job, state.rules.name, root) if job is not None else _empty(state.rules.name, root)
     shown, reason = _phase(state)
     return replace(
@@ -77,7 +78,7 @@ def of_run(state: master.Master, root: str, mode: str, driver: DriverProcess | N
         sources=_sources(state),
         sinks=_sinks(state),
         operators=_operators(state),
-        late=None if running is None else late_of(running.last),
+        late=None if deployed is None else late_of(deployed.last),
         restarts=_restarts(state),
         problems=_problems(state),
         activity=waiting.of(state),
@@ -85,7 +86,7 @@ def of_run(state: master.Master, root: str, mode: str, driver: DriverProcess | N
     )
 
 
-def _workers(state: master.Master) -> tuple[Worker, ...]:
+def _workers(state: Master) -> tuple[Worker, ...]:
     return tuple(
         Worker(
             id=worker,
@@ -94,21 +95,23 @@ def _workers(state: master.Master) -> tuple[Worker, ...]:
             role="standby" if standbys.is_standby(hosted) else "worker",
             subtasks=() if hosted.subtask is None else (hosted.subtask,),
             follows=standbys.follows(hosted),
-            rss_bytes=hosted.progress.rss_bytes or None,
-            state_bytes=hosted.progress.state_bytes or None,
+            rss_bytes=hosted.heartbeat.progress.rss_bytes or None,
+            state_bytes=hosted.heartbeat.progress.state_bytes or None,
             lag_epochs=standbys.lag_epochs(state, hosted),
             lag_bytes=standbys.lag_bytes(hosted),
             how=hosted.how,
-            first_record_at=hosted.progress.first_record_at,
-            refused=hosted.progress.refused or None,
-            restored_bytes=None if hosted.progress.restored is None else hosted.progress.restored[0],
-            restore_bytes=None if hosted.progress.restored is None else hosted.progress.restored[1],
+            first_record_at=hosted.heartbeat.progress.first_record_at,
+            refused=hosted.heartbeat.progress.refused or None,
+            restored_bytes=None
+            if hosted.heartbeat.progress.restored is None
+            else hosted.heartbeat.progress.restored[0],
+            restore_bytes=None if hosted.heartbeat.progress.restored is None else hosted.heartbeat.progress.restored[1],
         )
         for worker, hosted in state.workers.items()
     )
 
 
-def _restarts(state: master.Master) -> tuple[RestartRow, ...]:
+def _restarts(state: Master) -> tuple[RestartRow, ...]:
     job = state.log.job
     started_at = {start.generation: start.at for start in job.starts} if job is not None else {}
     return tuple(
@@ -129,8 +132,8 @@ def _ms(seconds: float | None) -> int | None:
     return None if seconds is None else round(seconds * 1000)
 
 
-def _problems(state: master.Master) -> tuple[Problem, ...]:
-    if not isinstance(state.phase, master.Over):
+def _problems(state: Master) -> tuple[Problem, ...]:
+    if not isinstance(state.phase, Over):
         refusals = (*_local_refusals(state), *_merge_refusals(state), *_sink_refusals(state))
         held = (*_busy(state), *_unlisted(state), *_severed(state), *standbys.problems(state))
         return (*refusals, *_source_refusals(state), *held)
@@ -139,9 +142,9 @@ def _problems(state: master.Master) -> tuple[Problem, ...]:
     return (Problem(code=state.phase.outcome, **state.phase.error.as_json()),)
 
 
-def _busy(state: master.Master) -> list[Problem]:
+def _busy(state: Master) -> list[Problem]:
     """Return a problem for every function or read with which a worker has been busy for seconds."""
-    marks = (reason for hosted in state.workers.values() for reason in hosted.progress.held_by)
+    marks = (reason for hosted in state.workers.values() for reason in hosted.heartbeat.progress.held_by)
     return [Problem(code=code, what=what, next=next_step) for code, what, next_step in waiting.busy_with(marks)]
 
 
@@ -197,29 +200,29 @@ def _empty(name: str, root: str) -> Status:
     )
 
 
-def _phase(state: master.Master) -> tuple[State, str | None]:
+def _phase(state: Master) -> tuple[State, str | None]:
     match state.phase:
-        case master.Over(outcome="finished"):
+        case Over(outcome="finished"):
             return "finished", None
-        case master.Over(outcome="stopped"):
+        case Over(outcome="stopped"):
             return "stopped", None
-        case master.Over(outcome="ended"):
+        case Over(outcome="ended"):
             return "stopped", ENDED_NOW
-        case master.Over(outcome=outcome, error=error):
+        case Over(outcome=outcome, error=error):
             return "failed", outcome if error is None else error.what
-        case master.Running() if state.recovering_since is None:
+        case Running() if state.recovering_since is None:
             ready = sum(hosted.ready for hosted in state.workers.values())
             if ready == state.rules.parallelism:
                 return "running", None
             return "starting", f"{ready} of {state.rules.parallelism} subtasks are ready"
         case phase if state.recovering_since is not None:
-            cause = phase.cause if isinstance(phase, master.Interrupted) else None
+            cause = phase.cause if isinstance(phase, Interrupted) else None
             return "recovering", state.restarts[-1].cause if state.restarts else cause
         case _:
             return "starting", f"{len(state.workers)} of {state.rules.parallelism} workers have started"
 
 
-def _severed(state: master.Master) -> list[Problem]:
+def _severed(state: Master) -> list[Problem]:
     """Return a problem for every two hosts that keep the job from going on because they exchange no data."""
     return [
         Problem(
@@ -230,11 +233,11 @@ def _severed(state: master.Master) -> list[Problem]:
             next="let the two hosts reach each other on all ports, in both directions; or give Spark a free slot on "
             "a third host, to which the job then moves",
         )
-        for one, other in severed.in_the_way(state)
+        for one, other in failover.in_the_way(state)
     ]
 
 
-def _local_refusals(state: master.Master) -> list[Problem]:
+def _local_refusals(state: Master) -> list[Problem]:
     """Return a problem for every worker that cannot write its local state."""
     return [
         Problem(
@@ -247,31 +250,31 @@ def _local_refusals(state: master.Master) -> list[Problem]:
             "To use another disk: stop the job, set TMPDIR on the executors to a folder there, run it again",
         )
         for worker, hosted in state.workers.items()
-        if (reported := hosted.progress.local_refused) is not None
+        if (reported := hosted.heartbeat.progress.local_refused) is not None
     ]
 
 
-def _merge_refusals(state: master.Master) -> list[Problem]:
+def _merge_refusals(state: Master) -> list[Problem]:
     """Return a problem for every worker that cannot merge its stored segments."""
     return [
         Problem(
             code=MERGE_REFUSED,
             what=f"worker {worker} on {hosted.host} cannot merge its stored segments: "
-            f"{hosted.progress.merge_refused}. The job continues, and its checkpoints hold everything; until a merge "
-            "succeeds, they name ever more segments, and a restore takes longer",
+            f"{hosted.heartbeat.progress.merge_refused}. The job continues, and its checkpoints hold everything; until "
+            "a merge succeeds, they name ever more segments, and a restore takes longer",
             next="make sure that the worker can read and write the root; it retries",
         )
         for worker, hosted in state.workers.items()
-        if hosted.progress.merge_refused
+        if hosted.heartbeat.progress.merge_refused
     ]
 
 
-def _sink_refusals(state: master.Master) -> list[Problem]:
+def _sink_refusals(state: Master) -> list[Problem]:
     """Return a problem for every sink whose last attempt failed."""
     reported = {
-        sink: (what, hosted.progress)
+        sink: (what, hosted.heartbeat.progress)
         for hosted in state.workers.values()
-        for sink, what in hosted.progress.sink_errors.items()
+        for sink, what in hosted.heartbeat.progress.sink_errors.items()
     }
     return [
         Problem(code=SINK_REFUSED, what=f"sink {sink} cannot deliver: {what}", next=progress.sink_advice.get(sink))
@@ -279,12 +282,12 @@ def _sink_refusals(state: master.Master) -> list[Problem]:
     ]
 
 
-def _source_refusals(state: master.Master) -> list[Problem]:
+def _source_refusals(state: Master) -> list[Problem]:
     """Return a problem for every source that a worker cannot read."""
     reported = {
-        source: (what, hosted.progress.source_advice.get(source))
+        source: (what, hosted.heartbeat.progress.source_advice.get(source))
         for hosted in state.workers.values()
-        for source, what in hosted.progress.source_errors.items()
+        for source, what in hosted.heartbeat.progress.source_errors.items()
     }
     return [
         Problem(
@@ -297,7 +300,7 @@ def _source_refusals(state: master.Master) -> list[Problem]:
     ]
 
 
-def _unlisted(state: master.Master) -> list[Problem]:
+def _unlisted(state: Master) -> list[Problem]:
     """Return a problem if the sources could not be listed at the last attempt."""
     if (error := state.list_error) is None:
         return []
@@ -359,16 +362,16 @@ def unreadable_requests(root: str, unreadable: Mapping[str, str]) -> list[Proble
     ]
 
 
-def _sources(state: master.Master) -> tuple[SourceRow, ...]:
-    ends = {(at.source, at.partition): at.offset for h in state.workers.values() for at in h.progress.ends}
-    times = {(at.source, at.partition): at for h in state.workers.values() for at in h.progress.times}
+def _sources(state: Master) -> tuple[SourceRow, ...]:
+    ends = {(at.source, at.partition): at.offset for h in state.workers.values() for at in h.heartbeat.progress.ends}
+    times = {(at.source, at.partition): at for h in state.workers.values() for at in h.heartbeat.progress.times}
 
     def unit(source: str) -> str:
         return BYTES if source in state.rules.in_bytes else "records"
 
     rows = []
     for hosted in state.workers.values():
-        for at in hosted.progress.positions:
+        for at in hosted.heartbeat.progress.positions:
             time = times.get((at.source, at.partition))
             end = ends.get((at.source, at.partition))
             rows.append(
@@ -415,23 +418,23 @@ def _may_hold_time(row: SourceRow) -> bool:
     return row.watermark is not None if row.holds_time is None else row.holds_time
 
 
-def _sinks(state: master.Master) -> tuple[SinkRow, ...]:
+def _sinks(state: Master) -> tuple[SinkRow, ...]:
     delivered: dict[str, int] = {}
     for writer, tag in state.confirmed.items():
         delivered[writer.sink] = max(delivered.get(writer.sink, 0), tag.epoch)
     staged: dict[str, int] = {}
-    if state.running is not None and state.running.last is not None:
-        for item in state.running.last.pending:
+    if state.deployed is not None and state.deployed.last is not None:
+        for item in state.deployed.last.pending:
             staged[item.writer.sink] = max(staged.get(item.writer.sink, 0), item.tag.epoch)
-    errors = {sink: text for h in state.workers.values() for sink, text in h.progress.sink_errors.items()}
+    errors = {sink: text for h in state.workers.values() for sink, text in h.heartbeat.progress.sink_errors.items()}
     names = sorted({*delivered, *staged, *errors})
     return tuple(SinkRow(name, staged.get(name), delivered.get(name), errors.get(name)) for name in names)
 
 
-def _operators(state: master.Master) -> tuple[OperatorRow, ...]:
+def _operators(state: Master) -> tuple[OperatorRow, ...]:
     rows: dict[str, OperatorRow] = {}
     for hosted in state.workers.values():
-        for each in hosted.progress.operators:
+        for each in hosted.heartbeat.progress.operators:
             row = rows.get(each.name, OperatorRow(each.name))
             rows[each.name] = OperatorRow(
                 name=each.name,
@@ -440,7 +443,7 @@ def _operators(state: master.Master) -> tuple[OperatorRow, ...]:
                 late=_sum(row.late, each.late),
                 dropped=_sum(row.dropped, each.dropped),
                 dlq=_sum(row.dlq, each.dlq),
-                blocked_by=_blocked_by(each.name, hosted.progress.held_by) or row.blocked_by,
+                blocked_by=_blocked_by(each.name, hosted.heartbeat.progress.held_by) or row.blocked_by,
             )
     return tuple(rows[name] for name in sorted(rows))
 

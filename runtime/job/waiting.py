@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from holdfast.checkpoint import append, coordinator
-from holdfast.model import NO_EPOCH, Pending, Tag, Timeline
-from holdfast.runtime.driver.deployment import launch_allowed_at, older_output_is_left
-from holdfast.runtime.driver.state import Finishing, Master, Running, Stopping
+from holdfast.model import NO_EPOCH, Pending, Tag, Timeline, WorkerId
+from holdfast.runtime.driver.deployment import older_output_is_left
+from holdfast.runtime.driver.failover import launch_allowed_at
+from holdfast.runtime.driver.state import Deployed, Finishing, Hosted, Master, Stopping
 from holdfast.runtime.job.live import Activity, Backlog, Ended, Failures, Launching, OpenEpoch, Waiting
 from holdfast.runtime.wire.vitals import FUNCTION, INTERPRETER, SOURCE, described
 
@@ -46,18 +47,18 @@ def busy_with(marks: Iterable[str]) -> list[tuple[str, str, str]]:
 def of(state: Master) -> Activity:
     """Return what the job waits for, as part of the status of a run."""
     now = state.looked_at or 0.0
-    running = state.running
+    deployed = state.deployed
     asked = {Finishing: "finish", Stopping: STOP, type(None): None}[type(state.ending)]
     return Activity(
-        records_in=sum(hosted.progress.records_in for hosted in state.workers.values()),
+        records_in=sum(hosted.heartbeat.progress.records_in for hosted in state.workers.values()),
         epochs_given_up=state.given_up,
         parallelism=state.rules.parallelism,
         checkpoint_every_ms=_ms(state.rules.checkpoint_every),
         ending="once" if asked is None and state.rules.until is not None else asked,
         savepoints_waiting=state.savepoints,
         appending=state.log.record.kind if isinstance(state.log, append.InFlight) else None,
-        open_epoch=None if running is None else _open_epoch(state, running, now),
-        older_output_left=running is not None and older_output_is_left(state, running.base),
+        open_epoch=None if deployed is None else _open_epoch(state, deployed, now),
+        older_output_left=deployed is not None and older_output_is_left(state, deployed.base),
         launching=tuple(Launching(number=n, since_ms=_ms(now - at)) for n, at in sorted(state.launching.items())),
         next_launch_ms=max(0, _ms(launch_allowed_at(state) - now)) if state.failures else 0,
         failures=Failures(
@@ -65,17 +66,21 @@ def of(state: Master) -> Activity:
             state.rules.restart_failures_max,
             state.failures[-1].error.what if state.failures else None,
         ),
-        backlog=_backlog(state, running),
-        waiting=tuple(
-            Waiting(worker, hosted.subtask, hosted.ready, hosted.ended, _ms(now - hosted.seen), hosted.progress.held_by)
-            for worker, hosted in state.workers.items()
-        ),
+        backlog=_backlog(state, deployed),
+        waiting=tuple(_waiting(worker, hosted, now) for worker, hosted in state.workers.items()),
         ended=tuple(
-            Ended(at.source, at.partition) for hosted in state.workers.values() for at in hosted.progress.ended
+            Ended(at.source, at.partition)
+            for hosted in state.workers.values()
+            for at in hosted.heartbeat.progress.ended
         ),
         listing_ms=None if state.listing is None else _ms(now - state.listing.since),
         epoch_ms=_epoch_ms(state),
     )
+
+
+def _waiting(worker: WorkerId, hosted: Hosted, now: float) -> Waiting:
+    said = hosted.heartbeat
+    return Waiting(worker, hosted.subtask, hosted.ready, said.ended, _ms(now - hosted.seen), said.progress.held_by)
 
 
 def _epoch_ms(state: Master) -> int | None:
@@ -86,7 +91,7 @@ def _epoch_ms(state: Master) -> int | None:
     return min(done.body.duration_ms for done in last) if len(last) == EPOCHS_MEASURED else None
 
 
-def _open_epoch(state: Master, phase: Running, now: float) -> OpenEpoch | None:
+def _open_epoch(state: Master, phase: Deployed, now: float) -> OpenEpoch | None:
     match phase.epochs:
         case coordinator.Collecting(barrier=barrier, started=started, parts=parts):
             missing = [subtask for subtask in range(state.rules.parallelism) if subtask not in parts]
@@ -99,12 +104,12 @@ def _open_epoch(state: Master, phase: Running, now: float) -> OpenEpoch | None:
         open_ms=_ms(now - started),
         deadline_ms=_ms(state.rules.epoch_deadline),
         last=barrier.last,
-        savepoint=phase.savepoint,
+        savepoint=None if phase.closing is None else phase.closing.savepoint,
         missing=tuple(missing),
     )
 
 
-def _backlog(state: Master, phase: Running | None) -> tuple[Backlog, ...]:
+def _backlog(state: Master, phase: Deployed | None) -> tuple[Backlog, ...]:
     """Return, per sink, the committed output that no worker has reported as delivered."""
     nothing = Tag(Timeline(0), NO_EPOCH)
     left: dict[str, list[Pending]] = {}

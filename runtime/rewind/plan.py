@@ -24,7 +24,7 @@ from holdfast.checkpoint.manifest import Manifest, OperatorState
 from holdfast.checkpoint.repository import Repository
 from holdfast.errors import ConfigError, Where
 from holdfast.ports import Clock
-from holdfast.runtime.driver.rewinding import is_accept
+from holdfast.runtime.driver.requests import is_accept
 from holdfast.runtime.operators.contract import is_part
 from holdfast.runtime.plan.kept_state import lost_since
 from holdfast.runtime.plan.model import Plan, SinkSpec

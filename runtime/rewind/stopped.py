@@ -24,10 +24,9 @@ from holdfast.checkpoint.repository import Repository
 from holdfast.errors import ConfigError, ErrorReport, Fenced, HoldfastError, Unavailable, Where
 from holdfast.model import JobUuid, WorkerId
 from holdfast.ports import Lane
-from holdfast.runtime.driver import master
 from holdfast.runtime.driver.loop import DriverLoop
 from holdfast.runtime.driver.repair import unrepairable
-from holdfast.runtime.driver.state import Site
+from holdfast.runtime.driver.state import RewindWanted, Rules, Site
 from holdfast.runtime.job import status
 from holdfast.runtime.job.live import State, Status
 from holdfast.runtime.plan.model import SinkSpec
@@ -91,7 +90,7 @@ def check_in_time(name: str, repairs_s: float | None, timeout_s: float) -> None:
 def rewind_stopped(
     repository: Repository,
     job: Job,
-    asked: master.RewindWanted,
+    asked: RewindWanted,
     sinks: Sequence[SinkSpec],
     timeout_s: float,
     tell: Callable[[Status], None],
@@ -164,9 +163,9 @@ def _last_words(lanes: ThreadLanes, tell: Callable[[Status], None], reported: St
     over.wait(LAST_WORDS_WITHIN_S)
 
 
-def _rules(job: Job, sinks: Sequence[SinkSpec], adopted: tuple[str, ...]) -> master.Rules:
+def _rules(job: Job, sinks: Sequence[SinkSpec], adopted: tuple[str, ...]) -> Rules:
     """Return the rules of a master without workers; most of them are never used."""
-    return master.Rules(
+    return Rules(
         name=job.name,
         job_uuid=JobUuid(job.uuid),
         host=socket.gethostname(),

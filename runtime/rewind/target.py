@@ -23,7 +23,7 @@ from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.repository import Repository
 from holdfast.errors import ConfigError, Damaged, Where
 from holdfast.model import NO_EPOCH
-from holdfast.runtime.driver.rewinding import no_way_back, ways_back
+from holdfast.runtime.driver.requests import no_way_back, ways_back
 
 NOTHING_DONE = "nothing was changed"
 NAMES_SHOWN_MAX = 20

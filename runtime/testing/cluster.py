@@ -26,9 +26,8 @@ from holdfast.checkpoint.repository import Repository
 from holdfast.model import Epoch, JobUuid, WorkerId
 from holdfast.ports import Lane, ObjectStore
 from holdfast.runtime.config.settings import CONTINUOUS, MICROBATCH
-from holdfast.runtime.driver import master
 from holdfast.runtime.driver.loop import DriverLoop
-from holdfast.runtime.driver.state import Site
+from holdfast.runtime.driver.state import Rules, Site
 from holdfast.runtime.plan.compiler import Plan, describe_operators
 from holdfast.runtime.plan.immediate import not_to_grow
 from holdfast.runtime.plan.kept_state import lost_since, with_identities
@@ -84,10 +83,10 @@ def rules_of(
     partitions: Mapping[str, tuple[int, ...]],
     job_uuid: JobUuid,
     checkpoint_every: float,
-) -> master.Rules:
+) -> Rules:
     """Return the rules of a job in memory; its operators keep their numbers from the plan."""
     described = describe_operators(plan)
-    return master.Rules(
+    return Rules(
         name=plan.app,
         job_uuid=job_uuid,
         host="here",
@@ -148,7 +147,7 @@ class Cluster:
         self.rules = rules_of(plan, parallelism, partitions, job_uuid, checkpoint_every)
         self._new_driver(self.rules)
 
-    def _new_driver(self, rules: master.Rules) -> None:
+    def _new_driver(self, rules: Rules) -> None:
         self.driver = DriverLoop(rules, f"{self._random.getrandbits(128):032x}", self)
         if self._mode == MICROBATCH:
             driver, every = self.driver, rules.checkpoint_every

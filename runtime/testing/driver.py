@@ -423,7 +423,7 @@ class TestDriver:
         return None
 
     @property
-    def restarts(self) -> tuple[master.Restart, ...]:
+    def restarts(self) -> tuple[Restart, ...]:
         """Return the recoveries so far."""
         return self.cluster.driver.state.restarts
 
@@ -489,10 +489,10 @@ class TestDriver:
     def _read(self) -> set[tuple[str, int]]:
         """Return the partitions that some worker reads."""
         workers = self.cluster.driver.state.workers.values()
-        return {(at.source, at.partition) for hosted in workers for at in hosted.progress.positions}
+        return {(at.source, at.partition) for hosted in workers for at in hosted.heartbeat.progress.positions}
 
     def _delivered(self) -> bool:
-        phase = self.cluster.driver.state.running
+        phase = self.cluster.driver.state.deployed
         if phase is None or phase.last is None:
             return False
         confirmed = self.cluster.driver.state.confirmed

@@ -16,6 +16,7 @@ import msgspec
 from control_plane import GENERATION, UUID, completed, manifest_of, master_of, peak_bytes
 from counted import instructions
 from harness import Bench
+from msgspec import structs
 from scale import Epochs
 
 from holdfast.checkpoint import append, joblog
@@ -25,6 +26,7 @@ from holdfast.model import Epoch, Generation, SourcePosition, Subtask, Timeline,
 from holdfast.runtime.driver import master, partitions
 from holdfast.runtime.driver.background.compactions import Compactions
 from holdfast.runtime.driver.deployment import recent_cuts
+from holdfast.runtime.driver.events import Moment, Tick
 from holdfast.runtime.driver.partitions import deployed
 from holdfast.runtime.driver.rewinding import no_way_back
 from holdfast.runtime.driver.state import Listing
@@ -88,18 +90,22 @@ def _next(job: joblog.Job, body: joblog.Body, at_us: int = 0) -> joblog.Job:
     return joblog.fold(job, record)
 
 
-def old_master(epochs: int) -> master.Master:
+def old_master(epochs: int) -> Master:
     """Return a running master of a job that retains so many checkpoints; nothing is new, and no expiry is due."""
     job, base = old_job(epochs), manifest_of(epochs, 2)
     state = master_of(2, base)
-    workers = {w: replace(each, ready=True, quiet=Epoch(epochs)) for w, each in state.workers.items()}
+    quiet = {"quiet": Epoch(epochs)}
+    workers = {
+        w: replace(each, ready=True, heartbeat=structs.replace(each.heartbeat, **quiet))
+        for w, each in state.workers.items()
+    }
     return replace(state, log=append.Quiet("d", job), workers=workers)
 
 
 def an_idle_turn(epochs: int) -> Callable[[], object]:
     """One turn of the driver's loop, of which it makes fifty in a second."""
     state = old_master(epochs)
-    return lambda: master.tick(state, 0.5, 1_000_000_000)
+    return lambda: master.step(state, Tick(), Moment(0.5, 1_000_000_000))
 
 
 def a_status(epochs: int) -> Callable[[], object]:
@@ -163,7 +169,7 @@ def a_list(epochs: int) -> Callable[[], object]:
     return lambda: [(checkpoints.kind_of(job, each), checkpoints.name_of(job, each)) for each in job.retained]
 
 
-def wide_master(count: int, workers: int = 4, operators: int = 1) -> master.Master:
+def wide_master(count: int, workers: int = 4, operators: int = 1) -> Master:
     """Return a running master whose workers read so many partitions and have all ended."""
     base = manifest_of(100, workers)
     places = tuple(SourcePosition("s", p, 10, subtask=Subtask(p % workers)) for p in range(count))
@@ -179,20 +185,21 @@ def wide_master(count: int, workers: int = 4, operators: int = 1) -> master.Mast
             ends=mine,
             operators=tuple(m.OperatorProgress(name, 1, 1, 1) for name in names),
         )
-        hosted[worker] = replace(each, ready=True, ended=True, partitions=len(mine), progress=progress)
+        heartbeat = structs.replace(each.heartbeat, ended=True, partitions=len(mine), progress=progress)
+        hosted[worker] = replace(each, ready=True, heartbeat=heartbeat)
     return replace(state, rules=rules, workers=hosted)
 
 
-def base_of(state: master.Master) -> Manifest:
-    assert state.running is not None and state.running.base is not None
-    return state.running.base
+def base_of(state: Master) -> Manifest:
+    assert state.deployed is not None and state.deployed.base is not None
+    return state.deployed.base
 
 
 def a_wide_turn(count: int) -> Callable[[], object]:
     state = replace(wide_master(count), listing=Listing(1, "end", Generation(1), 0.0))
 
     def work() -> None:
-        master.tick(state, 0.5, 0)
+        master.step(state, Tick(), Moment(0.5))
 
     work()
     return work
@@ -241,7 +248,7 @@ def a_heartbeat(workers: int) -> Callable[[], object]:
     """Take the heartbeat of one of many workers."""
     state = master_of(workers, manifest_of(100, workers))
     beat = m.Heartbeat(WorkerId("w1"), state.job.generation, False, False, (), m.Progress(), partitions=1)
-    return lambda: master.heard(state, beat, 0.5)
+    return lambda: master.step(state, beat, Moment(0.5))
 
 
 def an_epoch_of_all(workers: int) -> Callable[[], object]:

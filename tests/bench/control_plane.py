@@ -28,8 +28,7 @@ from holdfast.model import (
     Writer,
 )
 from holdfast.ports import ObjectStore
-from holdfast.runtime.driver import master
-from holdfast.runtime.driver.state import Hosted
+from holdfast.runtime.driver.state import Hosted, Master, Rules, Running
 from holdfast.runtime.wire import messages as m
 from holdfast.state.keys.keygroups import range_of
 
@@ -83,9 +82,9 @@ def manifest_of(epoch: int, workers: int, segments: int = SEGMENTS) -> Manifest:
     )
 
 
-def master_of(workers: int, base: Manifest) -> master.Master:
+def master_of(workers: int, base: Manifest) -> Master:
     """Return a master whose workers have all registered."""
-    rules = master.Rules(
+    rules = Rules(
         name="job",
         job_uuid=UUID,
         host="here",
@@ -106,13 +105,17 @@ def master_of(workers: int, base: Manifest) -> master.Master:
     done = tuple(completed(epoch) for epoch in range(base.epoch - recent, base.epoch + 1))
     job = joblog.Job(UUID, "job", KEY_GROUPS, 0, 9, GENERATION, owner="d", first_epoch=Epoch(1), completed=done)
     workers_of = {
-        WorkerId(f"w{i}"): Hosted(("10.0.0.1", 9_000 + i), "here", i, i, 0.0, role=m.Active(Subtask(i)))
+        WorkerId(f"w{i}"): Hosted(("10.0.0.1", 9_000 + i), "here", i, i, 0.0, heard(f"w{i}"), role=m.Active(Subtask(i)))
         for i in range(workers)
     }
     epochs = coordinator.start(workers, base.epoch, Epoch(base.epoch + 1))
     confirmed = {each.writer: each.tag for each in base.confirmed}
-    phase = master.Running(base, 0.0, epochs, 0.0, base)
-    return master.Master(rules, append.Quiet("d", job), phase, workers_of, confirmed=confirmed)
+    phase = Running(base, 0.0, epochs, 0.0, base)
+    return Master(rules, append.Quiet("d", job), phase, workers_of, confirmed=confirmed)
+
+
+def heard(worker: str) -> m.Heartbeat:
+    return m.Heartbeat(WorkerId(worker), GENERATION, False, False, (), m.Progress())
 
 
 def completed(epoch: int) -> joblog.Completed:

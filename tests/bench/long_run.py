@@ -243,7 +243,7 @@ class LongRun:
 
     def rows(self) -> tuple[int, int]:
         """Return how many rows were read up to the last checkpoint, and how many the target has counted."""
-        running = self.cluster.driver.state.running
+        running = self.cluster.driver.state.deployed
         assert running is not None and running.last is not None
         with sqlite3.connect(self._table) as table:
             ((counted,),) = table.execute("SELECT sum(n) FROM counts")

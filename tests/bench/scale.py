@@ -21,7 +21,22 @@ from holdfast.checkpoint.manifest import Confirmed, SubtaskPart
 from holdfast.checkpoint.repository import Repository
 from holdfast.model import NO_EPOCH, Epoch, Generation, SourcePosition, Staged, Subtask, Tag, Timeline, WorkerId, Writer
 from holdfast.runtime.driver import master
-from holdfast.runtime.driver.state import CreateRecord, Dismiss, Effect, LoadManifest, Running, Send, StoreManifest
+from holdfast.runtime.driver.events import (
+    BaseLoaded,
+    CreateRecord,
+    Dismiss,
+    Effect,
+    LoadManifest,
+    ManifestStored,
+    Moment,
+    RecordFound,
+    Send,
+    Step,
+    StoreManifest,
+    StreamClosed,
+    Tick,
+)
+from holdfast.runtime.driver.state import Deployed, Master, Running
 from holdfast.runtime.wire import messages as m
 
 WORKERS = 10, 50, 200, 1_000
@@ -66,21 +81,24 @@ class Epochs:
         self.spent = Counter[str]()
         self.sizes = list[int]()
 
-    def _timed(self, what: str, step: Callable[[], tuple[master.Master, list[Effect]]]) -> list[Effect]:
+    def _timed(self, what: str, step: Callable[[], tuple[Master, list[Effect]]]) -> list[Effect]:
         start = time.process_time()
         self.state, effects = step()
         self.spent[what] += time.process_time() - start  # type: ignore[assignment]
         return effects
 
+    def _heard(self, data: bytes) -> Step:
+        return master.step(self.state, m.FROM_WORKER.decode(data), Moment(self.now))
+
     def epoch(self) -> None:
         """Close one epoch."""
         self.now += 1.0
-        sent = self._timed("epoch", lambda: master.tick(self.state, self.now, AT_US))
-        epochs = self.state.phase.epochs if isinstance(self.state.phase, Running) else None
+        sent = self._timed("epoch", lambda: master.step(self.state, Tick(), Moment(self.now, AT_US)))
+        epochs = self.state.phase.epochs if isinstance(self.state.phase, Deployed) else None
         assert isinstance(epochs, coordinator.Collecting) and len(sent) == self.workers
         effects = list[Effect]()
         for data in self._acks(epochs.barrier.epoch):
-            effects = self._timed("ack", lambda d=data: master.heard(self.state, m.FROM_WORKER.decode(d), self.now))  # type: ignore[misc]
+            effects = self._timed("ack", lambda d=data: self._heard(d))  # type: ignore[misc]
         (stores,) = effects
         assert isinstance(stores, StoreManifest)
         start = time.process_time()
@@ -88,14 +106,18 @@ class Epochs:
         self.spent["epoch"] += time.process_time() - start  # type: ignore[assignment]
         self.sizes.append(ref.size)
         manifest = stores.manifest
-        self._append(self._timed("epoch", lambda: master.manifest_stored(self.state, manifest, ref, self.now, AT_US)))
+        self._append(
+            self._timed(
+                "epoch", lambda: master.step(self.state, ManifestStored(manifest, ref), Moment(self.now, AT_US))
+            )
+        )
         assert self.state.job.base_epoch == epochs.barrier.epoch
 
     def _append(self, effects: list[Effect]) -> list[Effect]:
         (create,) = effects
         assert isinstance(create, CreateRecord)
         record = self.repository.create_record(create.record)
-        return self._timed("epoch", lambda: master.record_found(self.state, record, self.now, AT_US))
+        return self._timed("epoch", lambda: master.step(self.state, RecordFound(record), Moment(self.now, AT_US)))
 
     def _acks(self, epoch: Epoch) -> list[bytes]:
         """Return what the workers send: a segment, output, a position and a confirmation each."""
@@ -116,21 +138,23 @@ class Epochs:
                 WorkerId(f"w{n}"), self.state.job.generation, False, False, (), m.Progress(), partitions=1
             )
             data = msgspec.msgpack.encode(beat)
-            self._timed("heartbeat", lambda d=data: master.heard(self.state, m.FROM_WORKER.decode(d), self.now))  # type: ignore[misc]
+            self._timed("heartbeat", lambda d=data: self._heard(d))  # type: ignore[misc]
 
     def recovery(self) -> None:
         """Lose a worker, replace it, and deploy the next generation."""
         lost, before = WorkerId("w0"), self.spent["epoch"]
         hosted = self.state.workers[lost]
-        effects = self._timed("epoch", lambda: master.lost(self.state, lost, "its stream closed", self.now))
+        effects = self._timed(
+            "epoch", lambda: master.step(self.state, StreamClosed(lost, "its stream closed"), Moment(self.now))
+        )
         assert any(isinstance(each, Dismiss) for each in effects)
-        effects = self._timed("epoch", lambda: master.tick(self.state, self.now, AT_US))
+        effects = self._timed("epoch", lambda: master.step(self.state, Tick(), Moment(self.now, AT_US)))
         (load,) = self._append([each for each in effects if isinstance(each, CreateRecord)])
         assert isinstance(load, LoadManifest)
         base = self.repository.load_manifest(load.ref)
         new = m.Register(WorkerId("new"), self.state.launches, hosted.host, 1, "boot", hosted.address)
-        self._timed("epoch", lambda: master.heard(self.state, new, self.now))
-        deployed = self._timed("epoch", lambda: master.base_loaded(self.state, base, self.now))
+        self._timed("epoch", lambda: master.step(self.state, new, Moment(self.now)))
+        deployed = self._timed("epoch", lambda: master.step(self.state, BaseLoaded(base), Moment(self.now)))
         assert sum(isinstance(each, Send) and isinstance(each.message, m.Deploy) for each in deployed) == self.workers
         self.spent["recovery"] = self.spent["epoch"] - before
 

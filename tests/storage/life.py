@@ -293,7 +293,7 @@ def _has_read_all(cluster: Cluster) -> bool:
         return False
     at = {position.partition: position.offset for position in last.positions}
     hosted = cluster.driver.state.workers.values()
-    ends = {end.partition: end.offset for each in hosted for end in each.progress.ends}
+    ends = {end.partition: end.offset for each in hosted for end in each.heartbeat.progress.ends}
     return len(ends) == PARTITIONS and all(at.get(p, 0) >= end for p, end in ends.items())
 
 

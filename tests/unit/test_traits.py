@@ -10,7 +10,7 @@ import pytest
 from planned_source import PlannedSource
 
 import holdfast as hf
-from holdfast.runtime.driver.hosts.placement import local_paths
+from holdfast.runtime.driver.gathering import local_paths
 from holdfast.runtime.plan.source import same_from, unpaced
 from holdfast.sinks.memory.sink import MemorySink
 from holdfast.traits import SinkTraits, SourceTraits, local, not_a

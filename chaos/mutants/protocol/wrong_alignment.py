@@ -11,8 +11,9 @@ from typing import Any
 
 from msgspec.structs import replace as replaced
 
-from holdfast.runtime.driver import abreast, master
-from holdfast.runtime.driver.state import Send
+from holdfast.runtime.driver import master, partitions
+from holdfast.runtime.driver.events import Send
+from holdfast.runtime.driver.state import Master
 from holdfast.runtime.sources.reading import Reading
 from holdfast.runtime.time import time_alignment
 from holdfast.runtime.time.time_alignment import Aligned, Look
@@ -37,7 +38,7 @@ def limits_below_the_slowest(right: Right) -> Right:
 def sends_limits_to_all(right: Right) -> Right:
     """The subtask that reads the slowest partition gets the limits of the others."""
 
-    def hold_back(state: master.Master, now: float, every: float) -> Any:
+    def hold_back(state: Master, now: float, every: float) -> Any:
         after, effects = right(state, now, every)
         messages = [each.message for each in effects if isinstance(each, Send) and isinstance(each.message, m.HoldBack)]
         later_than = {source: at for message in messages for source, at in message.later_than.items()}
@@ -63,7 +64,7 @@ def takes_the_live_for_behind(_: Right) -> Right:
 
 VERSIONS = (
     ("slowest-held-as-well", "design/0048", "the partition that is furthest behind in event time is held back too",
-     ((abreast, "looked", limits_below_the_slowest), (master, "hold_back", sends_limits_to_all))),
+     ((partitions, "looked", limits_below_the_slowest), (master, "hold_back", sends_limits_to_all))),
     ("silent-partition-held", "P11, design/0048", "a partition that counts as idle is held back when it has records",
      ((SubtaskRun, "_is_held_back", holds_the_silent),)),
     ("live-partition-limits", "design/0048", "a partition that is read to its end holds the others back",

@@ -11,7 +11,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from holdfast.checkpoint.manifest import SubtaskPart
-from holdfast.runtime.driver.state import Master, Send
+from holdfast.runtime.driver.events import Send
+from holdfast.runtime.driver.state import Master
 
 Right = Callable[..., Any]
 """The function that a mutant replaces."""

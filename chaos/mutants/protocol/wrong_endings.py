@@ -16,7 +16,7 @@ from holdfast.checkpoint import joblog
 from holdfast.checkpoint.catalogue import Catalogue
 from holdfast.checkpoint.repository import Repository
 from holdfast.model import Epoch
-from holdfast.runtime.driver import master
+from holdfast.runtime.driver.state import Master
 from holdfast.state.store import StateStore
 from holdfast.state.tables.delta import Delta
 from holdfast.state.tables.table import Table
@@ -57,7 +57,7 @@ def seals_what_is_there_now(_: Right) -> Right:
 
 
 def forgets_savepoints(right: Right) -> Right:
-    def carry_out(state: master.Master, kind: str, *rest: Any) -> Any:
+    def carry_out(state: Master, kind: str, *rest: Any) -> Any:
         after, effects, answer = right(state, kind, *rest)
         return state if kind == "savepoint" else after, effects, answer
 
@@ -73,7 +73,7 @@ def gives_up_the_backlog(right: Right) -> Right:
 
 
 def forgets_to_rewind(_: Right) -> Right:
-    def accept(state: master.Master, args: Mapping[str, Any]) -> master.Master:
+    def accept(state: Master, args: Mapping[str, Any]) -> Master:
         return state
 
     return accept

@@ -14,8 +14,11 @@ from msgspec.structs import replace as replaced
 from holdfast.checkpoint import coordinator
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.model import SourcePosition, Subtask
-from holdfast.runtime.driver import deployment, gathering, listing, master, partitions
+from holdfast.runtime.driver import deployment, epochs, gathering, partitions
 from holdfast.runtime.driver import requests as master_requests
+from holdfast.runtime.driver.background import listings as listing
+from holdfast.runtime.driver.events import ListPartitions
+from holdfast.runtime.driver.state import Deployed, Master
 from holdfast.runtime.plan.model import SourceSpec
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.worker import protocol as worker
@@ -28,7 +31,7 @@ Right = Callable[..., Any]
 def starts_at_the_end(right: Right) -> Right:
     """What a new partition already has is left out, as if only what follows counted."""
 
-    def listed(listings: listing.Listings, spec: SourceSpec, asked: master.ListPartitions) -> list[SourcePosition]:
+    def listed(listings: listing.Listings, spec: SourceSpec, asked: ListPartitions) -> list[SourcePosition]:
         found: list[SourcePosition] = right(listings, spec, asked)
         ends = listings._opened[spec.name].end_offsets()
         return [at if at.offset < 0 else replaced(at, offset=ends[at.partition]) for at in found]
@@ -39,9 +42,10 @@ def starts_at_the_end(right: Right) -> Right:
 def keeps_it_out_of_the_manifest(right: Right) -> Right:
     """A manifest holds what was read, and nothing that is only assigned."""
 
-    def next_manifest(state: master.Master, decided: coordinator.Decide) -> Manifest:
-        assert isinstance(state.phase, master.Running)
-        made: Manifest = right(replace(state, phase=replace(state.phase, assigning=())), decided)
+    def next_manifest(state: Master, decided: coordinator.Decide) -> Manifest:
+        assert isinstance(state.phase, Deployed) and state.phase.closing is not None
+        bare = replace(state.phase, closing=replace(state.phase.closing, assigned=()))
+        made: Manifest = right(replace(state, phase=bare), decided)
         return made
 
     return next_manifest
@@ -64,8 +68,8 @@ def reads_before_the_barrier(right: Right) -> Right:
 def assigns_to_another_too(right: Right) -> Right:
     """Triggers also carry what the deployment of a recovery holds, for the next subtask."""
 
-    def unassigned(state: master.Master, phase: master.Running) -> tuple[m.Assigned, ...]:
-        known: tuple[m.Assigned, ...] = right(state, replace(phase, deployed=0))
+    def unassigned(state: Master, phase: Deployed) -> tuple[m.Assigned, ...]:
+        known: tuple[m.Assigned, ...] = right(state, replace(phase, known=0))
         new = {each.position.partition for each in right(state, phase)}
         width = state.rules.parallelism
         return tuple(
@@ -80,8 +84,9 @@ def assigns_to_another_too(right: Right) -> Right:
 def assigns_once(right: Right) -> Right:
     """An assignment rides on one trigger, whatever becomes of its epoch."""
 
-    def unassigned(state: master.Master, phase: master.Running) -> tuple[m.Assigned, ...]:
-        return tuple(each for each in right(state, phase) if each not in phase.assigning)
+    def unassigned(state: Master, phase: Deployed) -> tuple[m.Assigned, ...]:
+        lost = isinstance(phase.epochs, coordinator.Idle) and phase.epochs.given_up
+        return () if lost else right(state, phase)
 
     return unassigned
 
@@ -104,8 +109,8 @@ def finishes_without_looking(_: Right) -> Right:
 def believes_any_heartbeat(right: Right) -> Right:
     """`ended` counts whichever partitions it is about."""
 
-    def all_report(state: master.Master, said: Callable[[master.Hosted], bool]) -> bool:
-        true = [hosted for hosted in state.workers.values() if hosted.subtask is not None and said(hosted)]
+    def all_report(state: Master, said: Callable[[m.Heartbeat], bool]) -> bool:
+        true = [hosted for hosted in state.workers.values() if hosted.subtask is not None and said(hosted.heartbeat)]
         return len(true) == state.rules.parallelism
 
     return all_report
@@ -115,13 +120,13 @@ VERSIONS = (
     ("new-partition-from-its-end", "P12", "a new partition is read from its end as of the listing",
      ((listing.Listings, "_of", starts_at_the_end),)),
     ("assignment-not-in-manifest", "P12", "a manifest lacks the partitions that its trigger assigned",
-     ((master, "next_manifest", keeps_it_out_of_the_manifest),)),
+     ((epochs, "next_manifest", keeps_it_out_of_the_manifest),)),
     ("assignment-before-its-barrier", "P12", "a partition is read as soon as its trigger arrives",
      ((WorkerLoop, "received", reads_before_the_barrier),)),
     ("partition-for-two-subtasks", "P12", "after a recovery triggers give what was deployed to another subtask too",
-     ((master, "unassigned", assigns_to_another_too), (deployment, "unassigned", assigns_to_another_too))),
+     ((epochs, "unassigned", assigns_to_another_too), (deployment, "unassigned", assigns_to_another_too))),
     ("assignment-given-up", "P12", "an assignment is lost with the epoch of its trigger",
-     ((master, "unassigned", assigns_once), (deployment, "unassigned", assigns_once))),
+     ((epochs, "unassigned", assigns_once), (deployment, "unassigned", assigns_once))),
     ("partition-changes-its-writer", "P12, P20", "a takeover assigns partitions without looking at the base manifest",
      ((partitions, "owners", forgets_who_read),)),
     ("base-partitions-ignored", "P12", "a takeover reads only the partitions that it had listed itself",

@@ -8,12 +8,17 @@ from typing import Any
 import msgspec
 
 from holdfast.frozen import replace
-from holdfast.runtime.driver.hosts import standbys
-from holdfast.runtime.driver.state import Effect, Master, Running, Send
+from holdfast.runtime.driver import standbys
+from holdfast.runtime.driver.events import Effect, Send
+from holdfast.runtime.driver.state import Deployed, Hosted, Master
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.worker import following
 
 Right = Callable[..., Any]
+
+
+def _bare(hosted: Hosted) -> m.Heartbeat:
+    return msgspec.structs.replace(hosted.heartbeat, copies=())
 
 
 def runs_ahead(right: Right) -> Right:
@@ -22,11 +27,12 @@ def runs_ahead(right: Right) -> Right:
     def follow(state: Master) -> list[Effect]:
         phase = state.phase
         effects: list[Effect] = right(state)
-        if not isinstance(phase, Running) or phase.storing is None:
+        closing = phase.closing if isinstance(phase, Deployed) else None
+        if not isinstance(phase, Deployed) or closing is None or closing.manifest is None:
             return effects
-        bare = {worker: replace(hosted, copies=()) for worker, hosted in state.workers.items()}
-        early = right(replace(state, phase=replace(phase, last=phase.storing), workers=bare))
-        epoch = phase.storing.epoch
+        bare = {worker: replace(hosted, heartbeat=_bare(hosted)) for worker, hosted in state.workers.items()}
+        early = right(replace(state, phase=replace(phase, last=closing.manifest), workers=bare))
+        epoch = closing.manifest.epoch
         ahead = [
             Send(each.worker, msgspec.structs.replace(each.message, base_epoch=epoch, lineage={epoch: "0"}))
             for each in early

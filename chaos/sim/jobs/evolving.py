@@ -16,7 +16,7 @@ import holdfast as hf
 from holdfast.chaos.sim.jobs import dropping
 from holdfast.checkpoint.manifest import Manifest, OperatorState
 from holdfast.model import NO_EPOCH
-from holdfast.runtime.driver.master import Checked
+from holdfast.runtime.driver.state import Checked
 from holdfast.runtime.plan.kept_state import with_identities
 from holdfast.runtime.plan.model import Plan
 

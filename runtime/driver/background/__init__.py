@@ -1,1 +1,1 @@
-"""Work of the driver on lanes that nothing waits for: folds of the log, compactions, positions shown to sources."""
+"""Work of the driver on lanes of its own: listings of sources, folds, compactions, sweeps, positions shown."""

@@ -11,15 +11,24 @@ from functools import reduce
 from typing import Any
 
 import pytest
+from master_runs import RULES, A, Run, acked, completed, report, running
 
 from holdfast.checkpoint import append, coordinator, joblog
 from holdfast.checkpoint.catalogue import Retention
 from holdfast.model import Epoch, Generation, Subtask, Timeline, WorkerId, Writer
 from holdfast.runtime.driver import master
-from holdfast.runtime.driver.requests import Answer
-from holdfast.runtime.driver.state import Finishing
+from holdfast.runtime.driver.events import BaseLoaded, Moment, RecordFound, TargetsRepaired
+from holdfast.runtime.driver.failover import end
+from holdfast.runtime.driver.requests import Answer, carry_out, left_undone, stop
+from holdfast.runtime.driver.state import (
+    Deployed,
+    Finishing,
+    Loading,
+    Over,
+    Repairing,
+    RewindWanted,
+)
 from holdfast.runtime.wire import messages as m
-from tests.unit.runtime.test_master import RULES, A, Run, acked, completed, report, running
 
 FINISHED, STOPPED, ENDED, FENCED, FAILED = "finished", "stopped", "ended", "fenced", "failed"
 ROUNDS_MAX = 60
@@ -29,13 +38,13 @@ GOES_BACK = "the job is rewinding and will stop there; rewind it when it has sto
 def ask(run: Run, kind: str, args: Mapping[str, Any], first: int = 1) -> Answer | None:
     """Ask for the generation that the log shows, as commands do."""
     generation = run.state.log.job.generation if run.state.log.job is not None else Generation(0)
-    state, effects, answer = master.carry_out(run.state, kind, args, generation, Generation(first))
+    state, effects, answer = carry_out(run.state, kind, args, generation, Generation(first))
     run.take((state, effects))
     return answer
 
 
 def outcome(run: Run) -> str | None:
-    return run.state.phase.outcome if isinstance(run.state.phase, master.Over) else None
+    return run.state.phase.outcome if isinstance(run.state.phase, Over) else None
 
 
 def live(run: Run, *, ended: bool = False) -> None:
@@ -67,23 +76,24 @@ def one_round(run: Run, ended: bool) -> None:
 
 def gather(run: Run) -> None:
     phase = run.state.phase
-    if isinstance(phase, master.Gathering) and not phase.base_known:
+    if isinstance(phase, Loading):
         base = next(each for each in run.manifests if each.epoch == run.state.job.base_epoch)
-        run.take(master.base_loaded(run.state, base, run.now))
-    phase = run.state.phase
-    if isinstance(phase, master.Gathering) and not phase.repaired:
-        run.take(master.repaired(run.state, run.generation, (Writer("out", Subtask(0)),), run.now))
+        run.take(master.step(run.state, BaseLoaded(base), Moment(run.now)))
+    if isinstance(run.state.phase, Repairing):
+        event = TargetsRepaired(run.generation, frozenset({Writer("out", Subtask(0))}))
+        run.take(master.step(run.state, event, Moment(run.now)))
 
 
 def close(run: Run) -> None:
     """Ack the open epoch, and store its manifest."""
     phase = run.state.phase
-    if isinstance(phase, master.Running) and isinstance(phase.epochs, coordinator.Collecting):
+    if isinstance(phase, Deployed) and isinstance(phase.epochs, coordinator.Collecting):
         for worker, hosted in list(run.state.workers.items()):
             if hosted.subtask is not None:
                 run.ack(worker, phase.epochs.barrier.epoch)
     phase = run.state.phase
-    if isinstance(phase, master.Running) and phase.storing is not None and isinstance(run.state.log, append.Quiet):
+    deciding = isinstance(phase, Deployed) and isinstance(phase.epochs, coordinator.Deciding)
+    if deciding and isinstance(run.state.log, append.Quiet):
         run.store()
 
 
@@ -170,7 +180,7 @@ def recovery_appended() -> Run:
 
 def last_barrier() -> Run:
     run = idle()
-    run.take(master.stop(run.state))
+    run.take(stop(run.state))
     run.pass_time(0.0)
     return run
 
@@ -239,7 +249,7 @@ def rewinding_a_stopped_job() -> Run:
     ask(run, "stop", {"how": "now"})
     job = reduce(joblog.fold, run.log, None)
     assert job is not None
-    run.take(master.begin_rewind(run.rules, "rewinder", job, master.RewindWanted(Epoch(1), True), 0))
+    run.take(master.begin_rewind(run.rules, "rewinder", job, RewindWanted(Epoch(1), True), 0))
     run.append()
     gather(run)
     run.pass_time(0.0)
@@ -296,24 +306,24 @@ def finishes(run: Run) -> None:
 
 def stops(run: Run) -> None:
     if outcome(run) is None:
-        run.take(master.stop(run.state))
+        run.take(stop(run.state))
     live(run)
 
 
 def ends_now(run: Run) -> None:
     if outcome(run) is None:
-        run.take(master.end(run.state, ENDED, None))
+        run.take(end(run.state, ENDED, None))
 
 
 def fails(run: Run) -> None:
     if outcome(run) is None:
-        run.take(master.end(run.state, FAILED, report("broken", "failed")))
+        run.take(end(run.state, FAILED, report("broken", "failed")))
 
 
 def is_fenced(run: Run) -> None:
     if outcome(run) is None:
         fence(run)
-        run.take(master.stop(run.state))
+        run.take(stop(run.state))
     live(run)
 
 
@@ -374,7 +384,7 @@ class TestEveryRequestAtEveryMomentWithEveryEnd:
                 ending(run)
                 assert outcome(run) is not None, f"{one}, {other}: the run does not end"
                 for kind, args in accepted:
-                    done, why = is_done(run, kind, args), master.left_undone(run.state, kind, args)
+                    done, why = is_done(run, kind, args), left_undone(run.state, kind, args)
                     assert done is (why is None), f"{one}, {other}: {kind} {args}, {outcome(run)}: {why}"
                     if ending in IN_ORDER and outcome(run) != ENDED:
                         assert done, f"{one}, {other}: {kind} {args} was accepted and forgotten; {outcome(run)}"
@@ -401,7 +411,7 @@ def finished_by_an_older_driver(asked_after: int) -> tuple[Run, Answer | None]:
             answer = ask(run, "savepoint", {"name": "s0"})
         record = joblog.Record(older.seq + 1 + number, job.uuid, Generation(1), Timeline(1), older.owner, 0, body)
         run.log.append(record)
-        run.take(master.record_found(run.state, record, run.now, 0))
+        run.take(master.step(run.state, RecordFound(record), Moment(run.now)))
     return run, answer
 
 

@@ -12,7 +12,7 @@ import holdfast as hf
 from holdfast.checkpoint import joblog
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.errors import JobFailed, Unavailable
-from holdfast.runtime.driver import master
+from holdfast.runtime.driver.state import Hosted
 from holdfast.runtime.job import status
 from holdfast.runtime.testing.driver import PushedSource
 from holdfast.testing import TestDriver
@@ -102,7 +102,7 @@ class TestAddedPartition:
     def test_is_assigned_in_turn(self, seed: int) -> None:
         with TestDriver(hot(), parallelism=3, seed=seed) as t:
             t.add_partitions("bids", 3)
-            read = {h.subtask: [at.partition for at in h.progress.positions] for h in workers(t)}
+            read = {h.subtask: [at.partition for at in h.heartbeat.progress.positions] for h in workers(t)}
             assert read == {0: [0, 3, 6], 1: [1, 4], 2: [2, 5]}
 
     @SEEDS
@@ -190,10 +190,10 @@ class TestAddedPartition:
 
             monkeypatch.setattr(source_of(t), "partitions", refuse)
             t.advance("30s")
-            assert 4 not in {at.partition for h in workers(t) for at in h.progress.positions}
+            assert 4 not in {at.partition for h in workers(t) for at in h.heartbeat.progress.positions}
             monkeypatch.undo()
             t.advance("3s")
-            assert 4 in {at.partition for h in workers(t) for at in h.progress.positions}
+            assert 4 in {at.partition for h in workers(t) for at in h.heartbeat.progress.positions}
 
     def test_of_another_source_under_the_same_name_ends_the_run(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with TestDriver(hot()) as t:
@@ -270,7 +270,7 @@ class TestEventTime:
             assert [row["bids"] for row in t.rows("out")] == [4, 5]
 
 
-def workers(t: TestDriver) -> list[master.Hosted]:
+def workers(t: TestDriver) -> list[Hosted]:
     return list(t.cluster.driver.state.workers.values())
 
 

@@ -194,8 +194,8 @@ class TestAnyFailure:
             job.say(10)
             job.cluster.pass_time(1.0)
         workers = job.cluster.driver.state.workers.values()
-        assert sum(hosted.progress.records_in for hosted in workers) <= 2 * 10
-        assert "delivery" in {held for hosted in workers for held in hosted.progress.held_by}
+        assert sum(hosted.heartbeat.progress.records_in for hosted in workers) <= 2 * 10
+        assert "delivery" in {held for hosted in workers for held in hosted.heartbeat.progress.held_by}
 
 
 class TestPlan:

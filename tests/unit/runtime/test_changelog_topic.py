@@ -659,7 +659,7 @@ class TestCopies:
             job.settle()
             job.forget_segments()
             standbys = [m for m in job.cluster.driver.state.workers.values() if m.subtask is None]
-            assert standbys and all(copy.epoch == job.manifest().epoch for m in standbys for copy in m.copies)
+            assert standbys and all(copy.epoch == job.manifest().epoch for m in standbys for copy in m.heartbeat.copies)
         victim = next(w for w, hosted in job.cluster.driver.state.workers.items() if hosted.subtask is not None)
         job.cluster.crash(victim)
         job.cluster.pass_time(5.0)
@@ -674,7 +674,7 @@ class TestCopies:
         before, epoch = job.topic.reads, job.manifest().epoch
         job.run(40, 40, 40)
         standbys = [m for m in job.cluster.driver.state.workers.values() if m.subtask is None]
-        assert all(copy.epoch > epoch for m in standbys for copy in m.copies)
+        assert all(copy.epoch > epoch for m in standbys for copy in m.heartbeat.copies)
         followed = sum(each.body.epoch > epoch for each in job.cluster.driver.state.job.completed)
         assert job.topic.reads - before < followed, "two copies; an epoch without a change leaves no segment to follow"
 

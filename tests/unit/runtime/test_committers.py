@@ -5,19 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from master_runs import OUT0, RULES, A, B, C, Run, completed, replaced, running, staged, tag
 
 from holdfast.checkpoint.manifest import Confirmed
 from holdfast.model import Generation, ObjectRef, Pending, Staged, Subtask
-from holdfast.runtime.driver import committers, master
-from holdfast.runtime.driver.master import Send
+from holdfast.runtime.driver import epochs
+from holdfast.runtime.driver.epochs import repeated
+from holdfast.runtime.driver.events import Effect, Send
 from holdfast.runtime.wire import messages as m
 from holdfast.sinks.protocol import delivery
-from tests.unit.runtime.test_master import OUT0, RULES, A, B, C, Run, completed, replaced, running, staged, tag
 
 ONCE = replace(RULES, committed_once=("out",))
 
 
-def epoch(run: Run, number: int, size: int = 10) -> list[master.Effect]:
+def epoch(run: Run, number: int, size: int = 10) -> list[Effect]:
     """Both workers stage output, and the epoch completes."""
     run.pass_time(10.0)
     for worker in (A, B):
@@ -48,22 +49,22 @@ class TestCommittedOutput:
         run = running(ONCE)
         epoch(run, 1)
         for _ in range(2):
-            assert handed(run, 1) in master.pulse(run.state)
+            assert handed(run, 1) in repeated(run.state)
         epoch(run, 2)
-        assert handed(run, 1, 2) in master.pulse(run.state)
+        assert handed(run, 1, 2) in repeated(run.state)
         run.beat(A, delivered=1)
-        assert handed(run, 2) in master.pulse(run.state)
+        assert handed(run, 2) in repeated(run.state)
         run.beat(A, delivered=2)
-        assert committers.hand_over(run.state) == []
+        assert epochs.hand_over(run.state) == []
 
     def test_is_handed_over_oldest_first_and_without_a_gap(self) -> None:
         """P18"""
-        run, most = running(ONCE), committers.HANDED_OVER_MAX
+        run, most = running(ONCE), epochs.HANDED_OVER_MAX
         for number in range(1, most + 3):
             epoch(run, number)
-        assert committers.hand_over(run.state) == [handed(run, *range(1, most + 1))]
+        assert epochs.hand_over(run.state) == [handed(run, *range(1, most + 1))]
         run.beat(A, delivered=1)
-        assert committers.hand_over(run.state) == [handed(run, *range(2, most + 2))]
+        assert epochs.hand_over(run.state) == [handed(run, *range(2, most + 2))]
 
     def test_of_an_earlier_generation_is_in_the_deployment(self) -> None:
         run = running(ONCE)
@@ -72,12 +73,12 @@ class TestCommittedOutput:
         replaced(run)
         (deploy,) = [e.message for e in run.effects if isinstance(e, Send) and e.worker == C][:1]
         assert isinstance(deploy, m.Deploy) and deploy.subtask == Subtask(0) and deploy.pending == (whole(1),)
-        assert committers.hand_over(run.state) == []
+        assert epochs.hand_over(run.state) == []
 
     def test_of_other_sinks_is_not_handed_over(self) -> None:
         run = running(RULES)
         completed(run, staged={"out": staged("a")})
-        assert committers.hand_over(run.state) == []
+        assert epochs.hand_over(run.state) == []
         assert run.manifests[-1].pending == (Pending(OUT0, tag(1), staged("a")),)
 
 
@@ -85,9 +86,7 @@ class TestTooMuchCommittedOutput:
     """P18: every worker stops its sources, also one that has nothing of its own to deliver."""
 
     def stops(self, run: Run) -> bool:
-        told = {
-            e.message.behind for e in master.pulse(run.state) if isinstance(e, Send) and isinstance(e.message, m.Pulse)
-        }
+        told = {e.message.behind for e in repeated(run.state) if isinstance(e, Send) and isinstance(e.message, m.Pulse)}
         (behind,) = told
         return behind
 
@@ -140,4 +139,4 @@ class TestOutputThatAnEarlierVersionLeft:
         run = self.left()
         deploys = [e.message for e in run.effects if isinstance(e, Send) and isinstance(e.message, m.Deploy)]
         assert [each.pending for each in deploys[-2:]] == [(), run.manifests[-1].pending]
-        assert committers.hand_over(run.state) == []
+        assert epochs.hand_over(run.state) == []

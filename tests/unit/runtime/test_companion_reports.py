@@ -8,12 +8,14 @@ from functools import partial
 from typing import get_args
 
 import pytest
+from master_runs import RULES, A, B, Run, kinds, running
 
 import holdfast as hf
 from holdfast.model import DriverProcess, WorkerId
 from holdfast.runtime.api.stream import Stream
 from holdfast.runtime.driver import master
-from holdfast.runtime.driver.master import CreateRecord, Dismiss, End, Interrupted
+from holdfast.runtime.driver.events import CreateRecord, Dismiss, End, Moment, Tick
+from holdfast.runtime.driver.state import Interrupted
 from holdfast.runtime.job import explain, status
 from holdfast.runtime.job.live import Status
 from holdfast.runtime.processes.companion import Board
@@ -22,7 +24,6 @@ from holdfast.runtime.testing import cluster
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.vitals import At, State
 from holdfast.runtime.worker.loop import WorkerLoop
-from tests.unit.runtime.test_master import RULES, A, B, Run, kinds, running
 from tests.unit.runtime.test_slow_functions import Played, Row, numbers
 
 MARK = "function: map parse"
@@ -151,7 +152,7 @@ class TestStoppedDriver:
         run = running()
         run.pass_time(1.0)
         run.now += 100.0
-        run.take(master.tick(run.state, run.now, 0))
+        run.take(master.step(run.state, Tick(), Moment(run.now)))
         assert set(run.state.workers) == {A, B}
         run.pass_time(SILENT_S, alive=(B,))
         assert set(run.state.workers) == {B}

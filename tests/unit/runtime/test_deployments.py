@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from control_plane import manifest_of, master_of
 from counted import instructions
+from master_runs import UUID, A, B, acked, blob, completed, opened, running
 
+from holdfast.checkpoint import joblog
 from holdfast.checkpoint.manifest import Manifest
-from holdfast.model import SourcePosition, WorkerId
+from holdfast.model import Epoch, SegmentRef, SnapshotHandle, SourcePosition, Subtask, WorkerId
 from holdfast.runtime.driver.deployment import deployments
+from holdfast.runtime.driver.events import CreateRecord, Send
+from holdfast.runtime.wire import messages as m
+from tests.unit.runtime.test_master_requests import ask
 
 EPOCH = 600
 
@@ -57,3 +62,32 @@ class TestDeployments:
         state = master_of(80, base)
         late = instructions(lambda: deployments(state, base, [WorkerId("w7")]))
         assert late < cost(80, 80)
+
+    def test_of_a_new_job_contain_everything_that_a_worker_needs(self) -> None:
+        run = opened()
+        run.pass_time(0.0)
+        run.register(A)
+        first, second = run.register(B)
+        assert isinstance(first, Send) and isinstance(second, Send)
+        peers = (m.Peer(Subtask(0), A, ("here", 97)), m.Peer(Subtask(1), B, ("here", 98)))
+        handle = SnapshotHandle(Subtask(1), (64, 128), (), Epoch(0), ())
+        assert isinstance(first.message, m.Deploy) and isinstance(second.message, m.Deploy)
+        assert (first.worker, second.worker) == (A, B)
+        reported = second.message
+        assert (reported.job_uuid, reported.generation, reported.timeline) == (UUID, 1, 1)
+        assert (reported.base_epoch, reported.first_epoch) == (0, 1)
+        assert (reported.subtask, reported.peers, reported.handle) == (1, peers, handle)
+        assert (reported.positions, reported.pending, reported.confirmed) == ((SourcePosition("s", 1, -1),), (), ())
+        assert first.message.positions == (SourcePosition("s", 0, -1), SourcePosition("s", 2, -1))
+
+
+class TestRecordOfAnEpoch:
+    def test_has_its_sizes_and_its_name(self) -> None:
+        run = running()
+        completed(run, segment=SegmentRef(Epoch(1), Epoch(0), blob("segments/1")))
+        ask(run, "savepoint", name="v1")
+        acked(run, 2, segment=SegmentRef(Epoch(2), Epoch(1), blob("segments/2")))
+        (create,) = run.store()
+        assert isinstance(create, CreateRecord)
+        ref = blob("manifests/2")
+        assert create.record.body == joblog.CheckpointCompleted(Epoch(2), Epoch(1), ref, 9_000, 10, 20, "v1")

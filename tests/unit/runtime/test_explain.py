@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from master_runs import A, B, Run, completed, opened, running, staged
 
 import holdfast as hf
 from holdfast.model import DriverProcess
@@ -15,7 +16,6 @@ from holdfast.runtime.job.explain import GOOD, findings
 from holdfast.runtime.job.live import from_json
 from holdfast.runtime.job.waiting import EPOCHS_MEASURED
 from holdfast.runtime.wire import messages as m
-from tests.unit.runtime.test_master import A, B, Run, completed, opened, running, staged
 
 
 def shown(run: Run, **changed: Any) -> dict[str, Any]:

@@ -178,7 +178,7 @@ class TestAnyFailure:
         job.see(10)
         job.cluster.pass_time(20.0)
         assert job.cluster.driver.state.job.base_epoch < job.cluster.driver.state.job.first_epoch
-        errors = [hosted.progress.sink_errors for hosted in job.cluster.driver.state.workers.values()]
+        errors = [hosted.heartbeat.progress.sink_errors for hosted in job.cluster.driver.state.workers.values()]
         assert {"last": "the request was lost"} in errors
         job.random.random = lambda: 1.0  # type: ignore[method-assign]
         job.finish()
@@ -193,8 +193,8 @@ class TestAnyFailure:
             job.see(10)
             job.cluster.pass_time(1.0)
         workers = job.cluster.driver.state.workers.values()
-        assert sum(hosted.progress.records_in for hosted in workers) <= 2 * 10
-        assert "delivery" in {held for hosted in workers for held in hosted.progress.held_by}
+        assert sum(hosted.heartbeat.progress.records_in for hosted in workers) <= 2 * 10
+        assert "delivery" in {held for hosted in workers for held in hosted.heartbeat.progress.held_by}
         job.random.random = lambda: 1.0  # type: ignore[method-assign]
         job.finish()
         assert job.rows() == job.expected()

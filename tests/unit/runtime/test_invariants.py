@@ -4,28 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from master_runs import A, B, Run, acked, completed, opened, replaced, running
 
 from holdfast.checkpoint import append, coordinator, joblog
-from holdfast.model import Epoch, Generation, Subtask
-from holdfast.runtime.driver import failover, master, partitions
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.model import NO_EPOCH, Epoch, Generation, Subtask
+from holdfast.runtime.driver import epochs, failover, master, partitions
 from holdfast.runtime.driver import requests as master_requests
+from holdfast.runtime.driver.events import Event, Moment, Step, append_record
+from holdfast.runtime.driver.requests import carry_out
+from holdfast.runtime.driver.state import Closing, Delivering, Deployed, Gathering, Master, Opening
 from holdfast.runtime.wire import messages as m
-from tests.unit.runtime.test_master import A, B, Run, acked, completed, opened, replaced, running
 from tests.unit.runtime.test_partition_discovery import grown
 
 Right = Callable[..., Any]
 
 
-def with_phase(state: master.Master, **changed: Any) -> master.Master:
-    assert isinstance(state.phase, master.Running)
+def with_phase(state: Master, **changed: Any) -> Master:
+    assert isinstance(state.phase, Deployed)
     return replace(state, phase=replace(state.phase, **changed))
 
 
 def gives_one_subtask_twice(right: Right) -> Right:
-    def deploy(state: master.Master, now: float) -> master.Step:
+    def deploy(state: Master, now: float) -> Step:
         state, effects = right(state, now)
         assigned = {
             w: h if h.subtask is None else replace(h, role=m.Active(Subtask(0))) for w, h in state.workers.items()
@@ -36,7 +40,7 @@ def gives_one_subtask_twice(right: Right) -> Right:
 
 
 def keeps_workers_ready(right: Right) -> Right:
-    def gather(state: master.Master, now: float) -> master.Step:
+    def gather(state: Master, now: float) -> Step:
         state, effects = right(state, now)
         workers = {w: replace(h, ready=h.subtask is not None) for w, h in state.workers.items()}
         return replace(state, workers=workers), effects
@@ -45,14 +49,14 @@ def keeps_workers_ready(right: Right) -> Right:
 
 
 def forgets_its_start(right: Right) -> Right:
-    def start_generation(state: master.Master, cause: str, at_us: int) -> master.Step:
-        return replace(state, phase=master.Opening(cause)), []
+    def start_generation(state: Master, cause: str, at_us: int) -> Step:
+        return replace(state, phase=Opening(cause)), []
 
     return start_generation
 
 
 def runs_on_without_the_worker(right: Right) -> Right:
-    def lose(state: master.Master, *rest: Any) -> master.Step:
+    def lose(state: Master, *rest: Any) -> Step:
         running = state.phase
         state, effects = right(state, *rest)
         return replace(state, phase=running), effects
@@ -61,7 +65,7 @@ def runs_on_without_the_worker(right: Right) -> Right:
 
 
 def forgets_when_it_failed(right: Right) -> Right:
-    def lose(*given: Any) -> master.Step:
+    def lose(*given: Any) -> Step:
         state, effects = right(*given)
         return replace(state, recovering_since=None), effects
 
@@ -77,18 +81,18 @@ def counts_from_the_epoch_before(right: Right) -> Right:
 
 
 def keeps_the_manifest(right: Right) -> Right:
-    def completed_(state: master.Master, *rest: Any) -> master.Step:
-        assert isinstance(state.phase, master.Running)
-        storing = state.phase.storing
+    def completed_(state: Master, *rest: Any) -> Step:
+        assert isinstance(state.phase, Deployed)
+        closing = state.phase.closing
         state, effects = right(state, *rest)
-        return with_phase(state, storing=storing), effects
+        return with_phase(state, closing=closing), effects
 
     return completed_
 
 
 def keeps_the_older_manifest(right: Right) -> Right:
-    def completed_(state: master.Master, *rest: Any) -> master.Step:
-        assert isinstance(state.phase, master.Running)
+    def completed_(state: Master, *rest: Any) -> Step:
+        assert isinstance(state.phase, Deployed)
         last = state.phase.last
         state, effects = right(state, *rest)
         return with_phase(state, last=last), effects
@@ -97,7 +101,7 @@ def keeps_the_older_manifest(right: Right) -> Right:
 
 
 def never_gives_up(right: Right) -> Right:
-    def end(state: master.Master, *rest: Any) -> master.Step:
+    def end(state: Master, *rest: Any) -> Step:
         return state, []
 
     return end
@@ -126,21 +130,83 @@ def takes_the_others_start(right: Right) -> Right:
 
 
 def stops_at_any_time(right: Right) -> Right:
-    def tick_running(state: master.Master, phase: master.Running, now: float, at_us: int) -> master.Step:
-        assert isinstance(state.log, append.Quiet)
-        log, effects = append.append(state.log, lambda job: joblog.Stopped(job.base_epoch), at_us)
-        return master._log_effects(replace(state, log=log), effects, now, at_us)
+    def turn(state: Master, phase: Deployed, at: Moment) -> Step:
+        return append_record(state, lambda job: joblog.Stopped(job.base_epoch), at.at_us)
 
-    return tick_running
+    return turn
 
 
 def still_misses_the_worker(right: Right) -> Right:
-    def registered(state: master.Master, message: Any, now: float) -> master.Step:
-        launching = state.launching
-        state, effects = right(state, message, now)
-        return replace(state, launching=launching), effects
+    def step(state: Master, event: Event, at: Moment) -> Step:
+        after, effects = right(state, event, at)
+        return replace(after, launching=state.launching) if isinstance(event, m.Register) else after, effects
 
-    return registered
+    return step
+
+
+def goes_on_when_it_is_fenced(right: Right) -> Right:
+    def step(state: Master, event: Event, at: Moment) -> Step:
+        after, effects = right(state, event, at)
+        return replace(after, phase=state.phase) if isinstance(after.log, append.Overtaken) else after, effects
+
+    return step
+
+
+def expires_before_it_deploys(right: Right) -> Right:
+    def launch_missing(state: Master, now: float) -> Step:
+        if isinstance(state.phase, Gathering):
+            return append_record(state, joblog.LogStart, 0)
+        return right(state, now)  # type: ignore[no-any-return]
+
+    return launch_missing
+
+
+def decides_with_the_trigger(right: Right) -> Right:
+    return lambda savepoint, assigned: right(savepoint, assigned, object())
+
+
+def runs_what_is_finished(right: Right) -> Right:
+    def finished(state: Master, outcome: str, error: Any) -> Step:
+        return (state, []) if outcome == "finished" else right(state, outcome, error)
+
+    return finished
+
+
+def forgets_that_it_is_over(right: Right) -> Right:
+    """It opens another epoch after the last one."""
+
+    def turn(state: Master, phase: Deployed, at: Moment) -> Step:
+        if not isinstance(phase, Delivering):
+            return right(state, phase, at)  # type: ignore[no-any-return]
+        epochs, _ = coordinator.trigger(cast(coordinator.Idle, phase.epochs), at.now, False)
+        return with_phase(state, epochs=epochs, closing=Closing(None, ())), []
+
+    return turn
+
+
+def delivers_one_epoch_less(right: Right) -> Right:
+    def completed_(state: Master, now: float) -> Step:
+        state, effects = right(state, now)
+        delivering = isinstance(state.phase, Delivering)
+        return (with_phase(state, final=NO_EPOCH) if delivering else state), effects
+
+    return completed_
+
+
+def finishes() -> Run:
+    run = running()
+    for worker in (A, B):
+        run.beat(worker, ended=True)
+    completed(run)
+    run.pass_time(0.0)
+    run.append()
+    return run
+
+
+def stops() -> None:
+    run = running()
+    completed(run, last=True)
+    run.pass_time(0.0)
 
 
 def uses_numbers_again(right: Right) -> Right:
@@ -148,19 +214,28 @@ def uses_numbers_again(right: Right) -> Right:
 
 
 def discovers_twice(right: Right) -> Right:
-    def taken(state: master.Master, listing: Any, new: Any) -> master.Master:
-        after: master.Master = right(state, listing, new)
+    def taken(state: Master, listing: Any, new: Any) -> Master:
+        after: Master = right(state, listing, new)
         return replace(after, discovered=(*after.discovered, *new))
 
     return taken
 
 
 def keeps_it_out_of_the_manifest(right: Right) -> Right:
-    return lambda state, decided: right(with_phase(state, assigning=()), decided)
+    def next_manifest(state: Master, decided: coordinator.Decide) -> Manifest:
+        assert isinstance(state.phase, Deployed) and state.phase.closing is not None
+        manifest: Manifest = right(with_phase(state, closing=replace(state.phase.closing, assigned=())), decided)
+        return manifest
+
+    return next_manifest
 
 
 def finishes_without_looking(right: Right) -> Right:
     return lambda state, phase: True
+
+
+def opened_and_passed() -> None:
+    opened().pass_time(0.0)
 
 
 def discovers_a_partition() -> None:
@@ -200,7 +275,7 @@ def loses_workers_again_and_again() -> None:
 def asks_twice_for_a_savepoint() -> None:
     run = running()
     for _ in range(2):
-        state, effects, _ = master.carry_out(run.state, "savepoint", {"name": "v1"}, 1, Generation(1))
+        state, effects, _ = carry_out(run.state, "savepoint", {"name": "v1"}, 1, Generation(1))
         run.take((state, effects))
 
 
@@ -228,21 +303,27 @@ class Plant:
 PLANTS = (
     Plant(gives_one_subtask_twice, master, "deploy_if_complete", running, "the same subtask"),
     Plant(keeps_workers_ready, master, "gather", recovers, "ready before it was deployed"),
-    Plant(forgets_its_start, master, "_start_generation", opened, "no record is in flight"),
+    Plant(forgets_its_start, master, "recover", opened, "no record is in flight"),
     Plant(runs_on_without_the_worker, failover, "lose", lambda: running().lose(A), "no recovery is due"),
     Plant(forgets_when_it_failed, failover, "lose", lambda: running().lose(B), "its beginning is unknown"),
     Plant(counts_from_the_epoch_before, coordinator, "appended", lambda: completed(running()), "counts from another"),
-    Plant(keeps_the_manifest, master, "_completed", lambda: completed(running()), "an epoch that is not decided"),
-    Plant(keeps_the_older_manifest, master, "_completed", lambda: completed(running()), "not that of the last check"),
+    Plant(keeps_the_manifest, master, "completed", lambda: completed(running()), "that no trigger opened"),
+    Plant(keeps_the_older_manifest, master, "completed", lambda: completed(running()), "not that of the last check"),
     Plant(never_gives_up, failover, "end", loses_workers_again_and_again, "outlives the restart limit"),
     Plant(refuses_nothing, master_requests, "_refusal", asks_twice_for_a_savepoint, "requested twice"),
     Plant(calls_every_barrier_the_last, coordinator, "trigger", lambda: acked(running()), "after the last barrier"),
     Plant(does_not_note_the_recovery, master, "all_run", recovers, "how long it took is unknown"),
     Plant(takes_the_others_start, append, "occupied", is_overtaken, "a generation of another driver"),
-    Plant(stops_at_any_time, master, "_tick_running", lambda: running().pass_time(1.0), "before its last epoch"),
-    Plant(still_misses_the_worker, master, "registered", running, "still counts as missing"),
+    Plant(stops_at_any_time, master, "turn", lambda: running().pass_time(1.0), "before its last epoch"),
+    Plant(still_misses_the_worker, master, "step", running, "still counts as missing"),
+    Plant(goes_on_when_it_is_fenced, master, "step", is_overtaken, "newer generation has fenced"),
+    Plant(expires_before_it_deploys, master, "launch_missing", opened_and_passed, "before the generation is deployed"),
+    Plant(decides_with_the_trigger, epochs, "Closing", lambda: acked(running()), "an epoch that is not decided"),
+    Plant(runs_what_is_finished, master, "end", finishes, "a finished job runs"),
+    Plant(forgets_that_it_is_over, master, "turn", stops, "after the last one"),
+    Plant(delivers_one_epoch_less, master, "completed", stops, "not the last one"),
     Plant(discovers_twice, partitions, "_taken", discovers_a_partition, "discovered twice"),
-    Plant(keeps_it_out_of_the_manifest, master, "next_manifest", discovers_a_partition, "that its trigger assigned"),
+    Plant(keeps_it_out_of_the_manifest, epochs, "next_manifest", discovers_a_partition, "that its trigger assigned"),
     Plant(finishes_without_looking, master_requests, "all_input_is_listed", reads_everything, "listed once more"),
     Plant(uses_numbers_again, coordinator, "start", closes_an_epoch_after_a_recovery, "may have used"),
 )

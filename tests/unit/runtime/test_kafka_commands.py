@@ -61,7 +61,7 @@ def run(file: Path, end: int = 2) -> Cluster:
 
     def read() -> bool:
         cluster.pass_time(1.0)
-        running = cluster.driver.state.running
+        running = cluster.driver.state.deployed
         return running is not None and running.last is not None and running.last.positions[0].offset == end
 
     wait(read, "a checkpoint behind all records")

@@ -6,18 +6,18 @@ import random
 from dataclasses import replace
 
 import pytest
+from master_runs import RULES, A, B, C, Run, running
 
 from holdfast.chaos.mutants.killing_mutants import KILLING_MUTANTS
 from holdfast.chaos.mutants.mutation import Mutant, applied
 from holdfast.errors import ErrorReport
 from holdfast.model import Generation, SourcePosition, Subtask, WorkerId
 from holdfast.runtime.driver import killing
-from holdfast.runtime.driver.killing import KILLERS_MAX, QUIET_EPOCHS, UNPROVEN_MAX, Death, Kill, Kills
-from holdfast.runtime.driver.master import Dismiss, End, Send
-from holdfast.runtime.driver.state import Called
+from holdfast.runtime.driver.events import Dismiss, End, Send
+from holdfast.runtime.driver.killing import KILLERS_MAX, QUIET_EPOCHS, UNPROVEN_MAX
+from holdfast.runtime.driver.state import Called, Death, Kill, Kills
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.vitals import UNKNOWN, At
-from tests.unit.runtime.test_master import RULES, A, B, C, Run, running
 
 D = WorkerId("d")
 MARK = "function: map f"

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from master_runs import A, C, Run, running
+from master_runs import B as OTHER
+
 from holdfast.model import SourcePosition, WorkerId
 from holdfast.runtime.driver import killing
-from holdfast.runtime.driver.master import Send
+from holdfast.runtime.driver.events import Send
 from holdfast.runtime.plan.ahead import Ahead, Read, ReaderAhead, inline
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.vitals import At
 from tests.unit.runtime.test_killing_functions import FAILING, MARK, again, died, records
-from tests.unit.runtime.test_master import A, C, Run, running
-from tests.unit.runtime.test_master import B as OTHER
 
 READ = "source: s"
 D, E = WorkerId("d"), WorkerId("e")

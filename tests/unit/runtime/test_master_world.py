@@ -34,7 +34,30 @@ from holdfast.model import (
     Writer,
 )
 from holdfast.runtime.driver import master
+from holdfast.runtime.driver.epochs import repeated
+from holdfast.runtime.driver.events import (
+    AppendUnknown,
+    BaseLoaded,
+    CreateRecord,
+    Dismiss,
+    Effect,
+    End,
+    Launch,
+    LaunchEnded,
+    ListPartitions,
+    LoadManifest,
+    ManifestStored,
+    Moment,
+    RecordFound,
+    Send,
+    SourcesListed,
+    SourcesUnlisted,
+    StoreManifest,
+    StreamClosed,
+    Tick,
+)
 from holdfast.runtime.driver.invariants import validate
+from holdfast.runtime.driver.state import Master, Rules
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.worker import protocol as worker
 
@@ -45,9 +68,9 @@ LENGTH = 40
 KEY_GROUPS = 12
 
 
-def rules(owner: str, parallelism: int, partitions: int) -> master.Rules:
+def rules(owner: str, parallelism: int, partitions: int) -> Rules:
     ranges = tuple((KEY_GROUPS * i // parallelism, KEY_GROUPS * (i + 1) // parallelism) for i in range(parallelism))
-    return master.Rules(
+    return Rules(
         name="numbers",
         job_uuid=JobUuid(owner),
         host="here",
@@ -91,7 +114,7 @@ class Host:
 class Driver:
     """One driver process with its workers; unread results of its background are in `results`."""
 
-    state: master.Master
+    state: Master
     hosts: dict[WorkerId, Host] = field(default_factory=dict)
     results: list[Callable[[], None]] = field(default_factory=list)
     events: list[Callable[[], None]] = field(default_factory=list)
@@ -129,27 +152,27 @@ class World:
         self.drivers.append(driver)
         self.perform(driver, state, effects)
 
-    def perform(self, driver: Driver, state: master.Master, effects: list[master.Effect]) -> None:
+    def perform(self, driver: Driver, state: Master, effects: list[Effect]) -> None:
         driver.state = state
         validate(state)
         for effect in effects:
             match effect:
-                case master.CreateRecord(record):
+                case CreateRecord(record):
                     driver.results.append(lambda r=record: self.create(driver, r))  # type: ignore[misc]
-                case master.LoadManifest(ref):
+                case LoadManifest(ref):
                     driver.results.append(lambda r=ref: self.load(driver, r))  # type: ignore[misc]
-                case master.StoreManifest(manifest, _):
+                case StoreManifest(manifest, _):
                     driver.results.append(lambda x=manifest: self.store(driver, x))  # type: ignore[misc]
-                case master.Send(to, message):
+                case Send(to, message):
                     if to in driver.hosts and driver.hosts[to].connected:
                         driver.hosts[to].inbox.append(message)
-                case master.Launch(number):
+                case Launch(number):
                     driver.events.append(lambda n=number: self.come_up(driver, n))  # type: ignore[misc]
-                case master.Dismiss(gone, _):
+                case Dismiss(gone, _):
                     self.cut(driver.hosts[gone])
-                case master.ListPartitions(number, known, _):
+                case ListPartitions(number, known, _):
                     driver.results.append(lambda n=number, k=known: self.list_source(driver, n, k["s"]))  # type: ignore[misc]
-                case master.End(outcome, _):
+                case End(outcome, _):
                     driver.outcome = outcome
 
     def create(self, driver: Driver, record: joblog.Record) -> None:
@@ -160,31 +183,33 @@ class World:
             reduce(joblog.fold, self.log, None)
         if self.lucky():
             found = self.log[record.seq - 1]
-            self.perform(driver, *master.record_found(driver.state, found, self.now, 0))
+            self.perform(driver, *master.step(driver.state, RecordFound(found), Moment(self.now)))
         else:
-            driver.results.append(lambda: self.perform(driver, *master.retry_append(driver.state)))
+            driver.results.append(
+                lambda: self.perform(driver, *master.step(driver.state, AppendUnknown(), Moment(0.0)))
+            )
 
     def list_source(self, driver: Driver, number: int, known: tuple[int, ...]) -> None:
         """The source is listed; it may be out of reach."""
         if self.lucky():
             found = [SourcePosition("s", p, -1 if p in known else 0) for p in range(self.partitions)]
-            self.perform(driver, *master.listed(driver.state, number, found, self.now))
+            self.perform(driver, *master.step(driver.state, SourcesListed(number, found), Moment(self.now)))
         else:
             away = Unavailable("the source is away", next_step="wait")
-            self.perform(driver, master.unlisted(driver.state, number, away, self.now), [])
+            self.perform(driver, *master.step(driver.state, SourcesUnlisted(number, away), Moment(self.now)))
 
     def load(self, driver: Driver, ref: ObjectRef) -> None:
-        self.perform(driver, *master.base_loaded(driver.state, self.manifests[ref.path], self.now))
+        self.perform(driver, *master.step(driver.state, BaseLoaded(self.manifests[ref.path]), Moment(self.now)))
 
     def store(self, driver: Driver, manifest: Manifest) -> None:
         ref = ObjectRef(f"manifests/{manifest.generation}/{manifest.epoch}-{driver.state.log.owner}", 1, "0" * 64)
         self.manifests[ref.path] = manifest
-        self.perform(driver, *master.manifest_stored(driver.state, manifest, ref, self.now, 0))
+        self.perform(driver, *master.step(driver.state, ManifestStored(manifest, ref), Moment(self.now)))
 
     def come_up(self, driver: Driver, number: int) -> None:
         """A launch mostly gives a worker; it may fail, or the worker may die immediately."""
         if not self.lucky():
-            self.perform(driver, *master.launch_ended(driver.state, number, "no room", self.now))
+            self.perform(driver, *master.step(driver.state, LaunchEnded(number, "no room"), Moment(self.now)))
             return
         self.ids += 1
         host = Host(WorkerId(f"w{self.ids}"), number)
@@ -196,8 +221,12 @@ class World:
         unheard = host.id not in driver.state.workers
         self.cut(host)
         notices: list[Callable[[], None]] = [
-            lambda: self.perform(driver, *master.lost(driver.state, host.id, "stream closed", self.now)),
-            lambda: self.perform(driver, *master.launch_ended(driver.state, host.launch, "killed", self.now)),
+            lambda: self.perform(
+                driver, *master.step(driver.state, StreamClosed(host.id, "stream closed"), Moment(self.now))
+            ),
+            lambda: self.perform(
+                driver, *master.step(driver.state, LaunchEnded(host.launch, "killed"), Moment(self.now))
+            ),
         ]
         for notice in notices:
             if unheard or self.random.random() < 0.7:
@@ -343,7 +372,7 @@ class World:
     def hear(self, driver: Driver, host: Host) -> None:
         message = host.outbox.pop(0)
         if host.connected:
-            self.perform(driver, *master.heard(driver.state, message, self.now))
+            self.perform(driver, *master.step(driver.state, message, Moment(self.now)))
 
     def pass_time(self) -> None:
         self.now += self.random.choice([0.25, 1.0, 2.0])
@@ -353,8 +382,8 @@ class World:
                     self.read_source(host)
                     if self.calm or self.random.random() < 0.9:
                         self.beat(host)
-                self.perform(driver, *master.tick(driver.state, self.now, 0))
-                self.perform(driver, driver.state, master.pulse(driver.state))
+                self.perform(driver, *master.step(driver.state, Tick(), Moment(self.now)))
+                self.perform(driver, driver.state, repeated(driver.state))
 
     def trouble(self) -> None:
         """Something goes wrong, or input arrives."""

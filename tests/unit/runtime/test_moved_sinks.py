@@ -17,7 +17,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.model import Epoch
-from holdfast.runtime.driver.master import RewindWanted
+from holdfast.runtime.driver.state import RewindWanted
 from holdfast.runtime.rewind.plan import check, plan_of
 from holdfast.runtime.rewind.stopped import rewind_stopped
 from holdfast.runtime.wire.clock import SystemClock

@@ -117,7 +117,7 @@ class Job(RandomJob):
     def read(self) -> int:
         """Return how many rows the sources have read."""
         workers = self.cluster.driver.state.workers.values()
-        return sum(at.offset for hosted in workers for at in hosted.progress.positions)
+        return sum(at.offset for hosted in workers for at in hosted.heartbeat.progress.positions)
 
     def commits(self, log: str) -> Iterator[Commit]:
         """Yield the commits that have output, in order."""

@@ -6,18 +6,30 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from master_runs import RULES, A, B, Run, completed, opened, replaced, running
 
 from holdfast.checkpoint import joblog
 from holdfast.errors import Unavailable
 from holdfast.model import Barrier, Epoch, Generation, SourcePosition, Subtask
 from holdfast.runtime.driver import master
-from holdfast.runtime.driver.master import CreateRecord, End, ListPartitions, Send
+from holdfast.runtime.driver.epochs import repeated
+from holdfast.runtime.driver.events import (
+    BaseLoaded,
+    CreateRecord,
+    Effect,
+    End,
+    ListPartitions,
+    Moment,
+    Send,
+    SourcesListed,
+    SourcesUnlisted,
+    TargetsRepaired,
+)
 from holdfast.runtime.driver.requests import Answer
-from holdfast.runtime.driver.state import Interrupted
+from holdfast.runtime.driver.state import Interrupted, Rules
 from holdfast.runtime.job.explain import findings
 from holdfast.runtime.job.status import of_run
 from holdfast.runtime.wire import messages as m
-from tests.unit.runtime.test_master import RULES, A, B, Run, completed, opened, replaced, running
 from tests.unit.runtime.test_master_requests import ask
 
 EVERY = replace(RULES, discover_every=4.0)
@@ -31,7 +43,7 @@ def at(partition: int, offset: int = 0) -> SourcePosition:
 THREE, FOUR, FIVE = (m.Assigned(at(p), Subtask(s)) for p, s in ((3, 1), (4, 0), (5, 1)))
 
 
-def listing(rules: master.Rules = EVERY) -> tuple[Run, ListPartitions]:
+def listing(rules: Rules = EVERY) -> tuple[Run, ListPartitions]:
     """A job that runs and has asked for a listing, which is not answered yet."""
     run = running(rules)
     run.lists = False
@@ -44,14 +56,14 @@ def asked(run: Run, after: float = 0.0) -> ListPartitions:
     return found[0]
 
 
-def grown(*partitions: int, rules: master.Rules = EVERY) -> Run:
+def grown(*partitions: int, rules: Rules = EVERY) -> Run:
     """Partitions were discovered, and no trigger has carried them yet."""
     run, first = listing(rules)
     run.answer(first, *(at(p) for p in partitions))
     return run
 
 
-def triggers(effects: list[master.Effect]) -> list[m.Trigger]:
+def triggers(effects: list[Effect]) -> list[m.Trigger]:
     return [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, m.Trigger)]
 
 
@@ -90,7 +102,7 @@ class TestListings:
     def test_are_repeated_one_second_after_a_failure(self) -> None:
         run, first = listing()
         error = Unavailable("the source is unreachable", next_step="wait")
-        run.take((master.unlisted(run.state, first.number, error, run.now), []))
+        run.take(master.step(run.state, SourcesUnlisted(first.number, error), Moment(run.now)))
         assert run.state.list_error == error.report()
         assert asked(run, 1.0).number == 2
         run.answer(ListPartitions(2, first.known, ()))
@@ -99,7 +111,7 @@ class TestListings:
     def test_an_answer_to_an_earlier_listing_changes_nothing(self) -> None:
         run, first = listing()
         before = run.state
-        assert master.listed(before, first.number + 1, (at(3),), run.now) == (before, [])
+        assert master.step(before, SourcesListed(first.number + 1, (at(3),)), Moment(run.now)) == (before, [])
 
     def test_contain_the_positions_read_so_that_another_source_is_detected(self) -> None:
         run, first = listing()
@@ -144,7 +156,7 @@ class TestListings:
 
     def test_a_missing_partition_fails_the_run(self) -> None:
         run, first = listing()
-        effects = run.take(master.listed(run.state, first.number, (at(0), at(2)), run.now))
+        effects = run.take(master.step(run.state, SourcesListed(first.number, (at(0), at(2))), Moment(run.now)))
         (end,) = [e for e in effects if isinstance(e, End)]
         assert end.outcome == "failed" and end.error is not None
         assert (end.error.kind, end.error.partition) == ("damaged", 1)
@@ -298,8 +310,8 @@ class TestRecoveries:
         assert ask(run, "rewind", epoch=1, timeline=1) == Answer(True, Generation(1))
         run.pass_time(0.0)
         run.append()
-        run.take(master.base_loaded(run.state, run.manifests[0], run.now))
-        run.take(master.repaired(run.state, run.generation, (), run.now))
+        run.take(master.step(run.state, BaseLoaded(run.manifests[0]), Moment(run.now)))
+        run.take(master.step(run.state, TargetsRepaired(run.generation, frozenset()), Moment(run.now)))
         assert deployed(run)[3] == at(3)
 
 
@@ -345,7 +357,7 @@ class TestEndOfTheInput:
         run, first = listing()
         ask(run, "stop", how="finish")
         run.answer(first, at(3))
-        assert not [e for e in master.pulse(run.state) if isinstance(e, Send) and isinstance(e.message, m.EndInput)]
+        assert not [e for e in repeated(run.state) if isinstance(e, Send) and isinstance(e.message, m.EndInput)]
         effects = run.answer(asked(run), at(4))
         assert effects == [Send(worker, m.EndInput(Generation(1))) for worker in (A, B)]
         close(run, 1)

@@ -10,7 +10,7 @@ import pytest
 import holdfast as hf
 from holdfast.errors import ConfigError, JobFailed
 from holdfast.runtime.cli.start.run import error_of
-from holdfast.runtime.driver.hosts.placement import local_paths
+from holdfast.runtime.driver.gathering import local_paths
 from holdfast.runtime.execution.executing import Outcome
 from holdfast.testing import TestDriver
 from tests.unit.runtime.statuses import status_with

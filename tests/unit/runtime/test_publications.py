@@ -95,7 +95,7 @@ def app_of(shown: Shown, count: int = 1_000) -> tuple[hf.App, MemorySink]:
 
 class TestPublications:
     def last(self, run: Cluster) -> Manifest | None:
-        running = run.driver.state.running
+        running = run.driver.state.deployed
         return None if running is None else running.last
 
     def manifest(self, run: Cluster, offset: int) -> Manifest:

@@ -6,22 +6,22 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from master_runs import RULES, A, B, Run, completed, opened, replaced, running
 
 import holdfast as hf
-from holdfast.model import Generation, WorkerId
+from holdfast.checkpoint import joblog
+from holdfast.model import EPOCHS_GIVEN_UP_MAX, Generation, WorkerId
 from holdfast.runtime.config.settings import resolve
-from holdfast.runtime.driver import master
-from holdfast.runtime.driver.deployment import launch_allowed_at
-from holdfast.runtime.driver.failover import ALIKE_MAX
-from holdfast.runtime.driver.master import End, Launch
+from holdfast.runtime.driver.events import CreateRecord, End, Launch
+from holdfast.runtime.driver.failover import ALIKE_MAX, launch_allowed_at
+from holdfast.runtime.driver.state import Rules
 from holdfast.runtime.processes.host import unexpected
 from holdfast.runtime.wire import messages as m
-from tests.unit.runtime.test_master import RULES, A, B, Run, completed, opened, replaced, running
 
 MINUTE = 60.0
 
 
-def rules() -> master.Rules:
+def rules() -> Rules:
     """Return the rules that a run without any setting has."""
     settings = resolve(hf.App("job"))
     return replace(
@@ -71,7 +71,7 @@ class TestByDefault:
         while ended(run) is None:
             run.pass_time(noticed_after_s)
             run.beat(A, broken=True)
-            while not any(isinstance(e, master.CreateRecord | End) for e in run.pass_time(0.1)):
+            while not any(isinstance(e, CreateRecord | End) for e in run.pass_time(0.1)):
                 pass
             if ended(run) is None:
                 run.append()
@@ -228,3 +228,56 @@ class TestCompletedEpoch:
         run.lose(A)
         assert launch_allowed_at(run.state) <= run.now
         assert any(isinstance(effect, Launch) for effect in run.pass_time(0.0))
+
+
+class TestWaits:
+    """Before a launch, and before broken channels are recovered: they double until an epoch completes."""
+
+    def test_before_a_launch(self) -> None:
+        run = opened(replace(RULES, restart_failures_max=100, key_ranges=((0, 128),)))
+        run.pass_time(0.0)
+        waits = []
+        for number in range(1, 7):
+            run.end_launch(number)
+            before = run.now
+            while not any(isinstance(e, Launch) for e in run.pass_time(0.25)):
+                pass
+            waits.append(run.now - before)
+        assert waits == [0.25, 0.5, 1.0, 2.0, 4.0, 4.0]
+
+    def test_after_a_broken_channel(self) -> None:
+        rules = replace(RULES, restart_failures_max=100, restart_backoff_first=0.5, restart_backoff_max=4.0)
+        run, waits = running(rules), []
+        for _ in range(8):
+            run.beat(A, broken=True)
+            waits.append(1)
+            while not any(isinstance(effect, CreateRecord) for effect in run.pass_time(1.1)):
+                waits[-1] += 1
+            run.append()
+            run.ready(A, B)
+        assert waits == [1, 1, 1, 1, 2, 4, 4, 4]
+
+
+class TestRecoveries:
+    def test_are_over_when_every_subtask_is_ready(self) -> None:
+        run = running()
+        run.lose(B, "stream closed")
+        run.now += 2.0
+        replaced(run)
+        (restart,) = run.state.restarts
+        assert (restart.at, restart.cause, restart.generation, restart.ready_after) == (100.0, "stream closed", 2, 2.0)
+        assert run.state.recovering_since is None
+
+    def test_are_forced_by_too_many_epochs_that_were_given_up_in_a_row(self) -> None:
+        """P2"""
+        run = running()
+        starts: list[CreateRecord] = []
+        for _ in range(50 * EPOCHS_GIVEN_UP_MAX):
+            starts += [effect for effect in run.pass_time(1.0) if isinstance(effect, CreateRecord)]
+            if starts:
+                break
+        (start,) = starts
+        assert run.state.given_up == EPOCHS_GIVEN_UP_MAX
+        assert isinstance(start.record.body, joblog.GenerationStarted)
+        assert start.record.body.first_epoch == 1 + EPOCHS_GIVEN_UP_MAX
+        assert start.record.body.cause == "100 epochs in a row were not completed"

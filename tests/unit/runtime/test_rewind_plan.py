@@ -10,7 +10,7 @@ from holdfast.checkpoint.manifest import Manifest, OperatorState
 from holdfast.checkpoint.repository import Repository
 from holdfast.errors import ConfigError
 from holdfast.model import Epoch, Generation, JobUuid, ObjectRef, Timeline
-from holdfast.runtime.driver.rewinding import no_way_back
+from holdfast.runtime.driver.requests import no_way_back
 from holdfast.runtime.rewind.plan import check, plan_id, state_of
 from holdfast.runtime.rewind.target import Wanted, target_of
 from holdfast.storage.objects import MemoryObjects

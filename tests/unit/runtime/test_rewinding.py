@@ -8,6 +8,8 @@ import holdfast as hf
 from holdfast.errors import ConfigError, Fenced
 from holdfast.model import Generation
 from holdfast.runtime.driver import master
+from holdfast.runtime.driver.events import Moment
+from holdfast.runtime.driver.state import Over
 from holdfast.runtime.testing.driver import TestDriver
 from holdfast.runtime.wire import messages as m
 from holdfast.sinks.memory.sink import MemorySink
@@ -251,5 +253,5 @@ class TestRequest:
             for generation, past in ((state.job.generation - 1, True), (state.job.generation, False)):
                 refused = Fenced("refused", next_step="leave").report()
                 failed = m.Failed(worker, Generation(generation), refused, permanent=True)
-                after, _ = master.heard(state, failed, 0.0)
-                assert isinstance(after.phase, master.Over) is not past
+                after, _ = master.step(state, failed, Moment(0.0))
+                assert isinstance(after.phase, Over) is not past

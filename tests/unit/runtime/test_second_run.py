@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import pytest
+from master_runs import completed, opened, running
 
 from holdfast.checkpoint import joblog
 from holdfast.errors import Fenced
@@ -18,7 +19,6 @@ from holdfast.runtime.job.live import understood
 from holdfast.runtime.wire.presence import myself
 from holdfast.storage.objects import MemoryObjects
 from tests.unit.runtime.test_explain import shown
-from tests.unit.runtime.test_master import completed, opened, running
 
 JOB = joblog.Job(JobUuid("job"), "counts", 128, 0, 2)
 HOUR_US = 3_600_000_000

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
+from master_runs import RULES, A, B, C, Run, completed, opened
+
 from holdfast.model import ChannelId, Epoch, Subtask, WorkerId
 from holdfast.runtime.driver import master
-from holdfast.runtime.driver.deployment import SEVERED_WAIT_S
-from holdfast.runtime.driver.hosts.avoiding import DOUBTED_FOR_S, SEVERED_FOR_S, avoided
-from holdfast.runtime.driver.master import CreateRecord, Dismiss, Launch, tick
-from holdfast.runtime.driver.state import Opening, Over, Running, Site
+from holdfast.runtime.driver.events import CreateRecord, Dismiss, Effect, Launch, Moment, Tick
+from holdfast.runtime.driver.failover import DOUBTED_FOR_S, SEVERED_FOR_S, SEVERED_WAIT_S, avoided
+from holdfast.runtime.driver.state import Opening, Over, Rules, Running, Site
 from holdfast.runtime.job import explain
 from holdfast.runtime.job.status import HOSTS_SEVERED, of_run
 from holdfast.runtime.wire import messages as m
 from holdfast.testing import TestDriver
-from tests.unit.runtime.test_master import RULES, A, B, C, Run, completed, opened
 from tests.unit.runtime.test_standbys import counting
 
 D = WorkerId("d")
@@ -31,12 +31,12 @@ def site(host: str) -> Site:
     return host, f"address of {host}"
 
 
-def register(run: Run, worker: WorkerId, host: str) -> list[master.Effect]:
+def register(run: Run, worker: WorkerId, host: str) -> list[Effect]:
     launch = min(run.state.launching, default=99)
     return run.hear(m.Register(worker, launch, host, 1, "one boot id for all", (f"address of {host}", 1)))
 
 
-def on(hosts: dict[WorkerId, str], rules: master.Rules = TWO) -> Run:
+def on(hosts: dict[WorkerId, str], rules: Rules = TWO) -> Run:
     """Every subtask is ready, the workers in order of their subtasks."""
     run = opened(rules)
     run.pass_time(0.0)
@@ -52,17 +52,17 @@ def breaks(run: Run, worker: WorkerId, *peers: Subtask, why: str = SILENCE) -> N
     run.hear(run.heartbeat(worker, broken=True, broken_to=links))
 
 
-def recovered(run: Run) -> list[master.Effect]:
+def recovered(run: Run) -> list[Effect]:
     """The next generation is in the log and has its base."""
     effects = run.pass_time(0.0, alive=EVERYONE) + run.append()
     return effects + run.load() if run.manifests else effects
 
 
-def dismissed(effects: list[master.Effect]) -> list[WorkerId]:
+def dismissed(effects: list[Effect]) -> list[WorkerId]:
     return [effect.worker for effect in effects if isinstance(effect, Dismiss)]
 
 
-def launched(effects: list[master.Effect]) -> list[tuple[Site, ...]]:
+def launched(effects: list[Effect]) -> list[tuple[Site, ...]]:
     return [effect.avoid for effect in effects if isinstance(effect, Launch)]
 
 
@@ -192,7 +192,7 @@ class TestPlaces:
         run = on({A: "h1", B: "h2"})
         run.pass_time(RULES.silent_after + 1.0, alive=(A,))
         assert avoided(run.state, standby=False) == (site("h2"),)
-        state, _ = tick(run.state, run.now + DOUBTED_FOR_S, 0)
+        state, _ = master.step(run.state, Tick(), Moment(run.now + DOUBTED_FOR_S))
         assert state.doubted == {}
 
     def test_a_killed_worker_leaves_its_host_as_good_as_any(self) -> None:

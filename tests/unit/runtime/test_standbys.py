@@ -6,22 +6,23 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+from master_runs import RULES, A, B, C, Run, blob, completed, opened, running
 from msgspec import msgpack
 
 import holdfast as hf
 from holdfast.checkpoint.bases import pieces
 from holdfast.errors import Unavailable
 from holdfast.model import NO_EPOCH, Epoch, SegmentRef, Subtask, WorkerId
-from holdfast.runtime.driver import master, waypoints
+from holdfast.runtime.driver import master, standbys
+from holdfast.runtime.driver.epochs import repeated
+from holdfast.runtime.driver.events import Effect, Launch, LaunchEnded, Moment, Send
 from holdfast.runtime.driver.failover import LAUNCH_DEADLINE_S
-from holdfast.runtime.driver.hosts import standbys
-from holdfast.runtime.driver.master import Launch, Master, Send
+from holdfast.runtime.driver.state import Master, Rules
 from holdfast.runtime.job.standbys import LAG_SHOWN_EPOCHS, problems
 from holdfast.runtime.job.status import of_run
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.worker import compaction, following
 from holdfast.testing import TestDriver
-from tests.unit.runtime.test_master import RULES, A, B, C, Run, blob, completed, opened, running
 
 D = WorkerId("d")
 ZERO, ONE = Subtask(0), Subtask(1)
@@ -29,7 +30,7 @@ ONE_STANDBY = replace(RULES, standbys=1)
 TWO_STANDBYS = replace(RULES, standbys=2)
 
 
-def with_standby(rules: master.Rules = ONE_STANDBY) -> Run:
+def with_standby(rules: Rules = ONE_STANDBY) -> Run:
     """Both subtasks are ready, and C is a standby."""
     run = running(rules)
     run.pass_time(0.0)
@@ -37,7 +38,7 @@ def with_standby(rules: master.Rules = ONE_STANDBY) -> Run:
     return run
 
 
-def followed(effects: list[master.Effect]) -> list[tuple[WorkerId, Subtask, int]]:
+def followed(effects: list[Effect]) -> list[tuple[WorkerId, Subtask, int]]:
     """Who is sent which subtask as of which epoch."""
     sent = [(effect.worker, effect.message) for effect in effects if isinstance(effect, Send)]
     return [(to, message.subtask, message.base_epoch) for to, message in sent if isinstance(message, m.Follow)]
@@ -49,7 +50,7 @@ def segment(epoch: int) -> SegmentRef:
 
 def sent(run: Run) -> list[m.Follow]:
     """What the standbys are sent now."""
-    messages = [each.message for each in master.pulse(run.state) if isinstance(each, Send)]
+    messages = [each.message for each in repeated(run.state) if isinstance(each, Send)]
     return [each for each in messages if isinstance(each, m.Follow)]
 
 
@@ -63,7 +64,7 @@ def roles(run: Run) -> dict[WorkerId, m.Role | None]:
     return {worker: hosted.role for worker, hosted in run.state.workers.items()}
 
 
-def launches(effects: list[master.Effect]) -> int:
+def launches(effects: list[Effect]) -> int:
     return sum(isinstance(effect, Launch) for effect in effects)
 
 
@@ -88,7 +89,7 @@ class TestLaunches:
         run = running(ONE_STANDBY)
         run.pass_time(0.0)
         effects = run.pass_time(10 * LAUNCH_DEADLINE_S)
-        assert run.state.running is not None and run.state.failures == ()
+        assert run.state.deployed is not None and run.state.failures == ()
         assert 5 <= launches(effects) <= 10
 
     def test_follow_with_growing_delays_until_all_copies_are_complete(self) -> None:
@@ -196,24 +197,24 @@ class TestFollow:
         run = with_standby()
         completed(run)
         copied(run, C, (ONE, epoch(run.state)))
-        assert followed(master.pulse(run.state)) == [(C, ZERO, epoch(run.state))]
+        assert followed(repeated(run.state)) == [(C, ZERO, epoch(run.state))]
         copied(run, C, (ZERO, epoch(run.state)), (ONE, epoch(run.state)))
-        assert followed(master.pulse(run.state)) == []
+        assert followed(repeated(run.state)) == []
 
     def test_waits_while_the_standby_restores_a_copy(self) -> None:
         run = with_standby()
         copied(run, C)
         run.hear(m.Heartbeat(C, run.generation, False, False, (), m.Progress(restored=(1, 2))))
-        assert followed(completed(run)) == [] == followed(master.pulse(run.state))
+        assert followed(completed(run)) == [] == followed(repeated(run.state))
         copied(run, C, (ONE, epoch(run.state)))
-        assert followed(master.pulse(run.state)) == [(C, ZERO, epoch(run.state))]
+        assert followed(repeated(run.state)) == [(C, ZERO, epoch(run.state))]
 
     def test_names_only_the_epochs_that_a_copy_needs(self) -> None:
         run = with_standby()
         for number in range(1, 4):
             completed(run, number)
         copied(run, C, (ZERO, 2))
-        sent = [e.message for e in master.pulse(run.state) if isinstance(e, Send) and isinstance(e.message, m.Follow)]
+        sent = [e.message for e in repeated(run.state) if isinstance(e, Send) and isinstance(e.message, m.Follow)]
         assert [(each.subtask, sorted(each.lineage)) for each in sent] == [(ZERO, [2, 3]), (ONE, [1, 2, 3])]
 
     def test_is_sent_to_a_standby_that_comes_later(self) -> None:
@@ -236,7 +237,7 @@ class TestFollow:
         (second,) = sent(run)
         assert (second.base_epoch, pieces(second.handle)[0].object) == (5, blob("base/3"))
         completed(run, 6, segment=segment(6))
-        assert run.state.running is not None and run.state.running.waypoints == {}
+        assert run.state.deployed is not None and run.state.deployed.waypoints == {}
 
     def test_leads_a_copy_past_a_base_made_while_it_was_restored(self) -> None:
         run = with_standby()
@@ -260,13 +261,13 @@ class TestFollow:
             completed(run, number, segment=segment(number))
         copied(run, C, (ZERO, 1), (ONE, 4))
         completed(run, 5, segment=segment(5), compacted=SegmentRef(Epoch(3), NO_EPOCH, blob("base/3")))
-        phase = run.state.running
+        phase = run.state.deployed
         assert phase is not None
         handle = phase.last.state[0] if phase.last else None
         assert handle is not None
         known = phase.waypoints
-        assert waypoints.next_for(known, handle, Epoch(1), {Epoch(4)}.__contains__) == known[ZERO][0]
-        assert waypoints.next_for(known, handle, Epoch(1), {Epoch(5)}.__contains__) is None
+        assert standbys.next_for(known, handle, Epoch(1), {Epoch(4)}.__contains__) == known[ZERO][0]
+        assert standbys.next_for(known, handle, Epoch(1), {Epoch(5)}.__contains__) is None
 
 
 class TestLosses:
@@ -307,7 +308,7 @@ class TestLosses:
         run.pass_time(0.0)
         run.append()
         failures = len(run.state.failures)
-        run.take(master.launch_ended(run.state, pending, "no slot", run.now))
+        run.take(master.step(run.state, LaunchEnded(pending, "no slot"), Moment(run.now)))
         assert len(run.state.failures) == failures == 1 and run.state.standby_failures == 1
 
     def test_by_a_machine_that_cannot_see_the_files_leave_the_run_alone(self) -> None:
@@ -315,7 +316,7 @@ class TestLosses:
         run.pass_time(0.0)
         effects = run.hear(m.Register(C, min(run.state.launching), "there", 1, "other boot", ("there", 1)))
         assert [type(each.message) for each in effects if isinstance(each, Send)] == [m.Exit]
-        assert run.state.running is not None and C not in run.state.workers
+        assert run.state.deployed is not None and C not in run.state.workers
         assert "the root at /data" in run.state.standby_error
 
     def test_of_two_subtasks_wait_for_one_new_worker(self) -> None:
@@ -401,7 +402,7 @@ class TestTakeover:
             t.push("words", [Word("a"), Word("b")])
             last = t.checkpoint()
             t.advance("5s")
-            copies = [copy.epoch for h in t.cluster.driver.state.workers.values() for copy in h.copies]
+            copies = [copy.epoch for h in t.cluster.driver.state.workers.values() for copy in h.heartbeat.copies]
             assert failed and copies == [last, last]
 
     def test_is_refused_in_microbatch_mode(self) -> None:

@@ -8,19 +8,21 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
+from master_runs import RULES, running
+from master_runs import A as first
+from master_runs import B as second
 
 import holdfast as hf
 from holdfast.model import NEVER_US, Generation, SourcePosition, WorkerId
-from holdfast.runtime.driver import master
+from holdfast.runtime.driver.events import Send
+from holdfast.runtime.driver.partitions import hold_back
+from holdfast.runtime.driver.state import Rules
 from holdfast.runtime.microbatch.ranges import Pace
 from holdfast.runtime.microbatch.task import Batch
 from holdfast.runtime.testing.driver import PushedSource, _table_of
 from holdfast.runtime.time.time_alignment import Aligned, Group, Limit, Look, Place, Reached, looked
 from holdfast.runtime.wire import messages as m
 from holdfast.testing import TestDriver
-from tests.unit.runtime.test_master import RULES, running
-from tests.unit.runtime.test_master import A as first
-from tests.unit.runtime.test_master import B as second
 
 A, B, C = ("in", 0), ("in", 1), ("in", 2)
 IN = Group(frozenset({"in"}), 30.0)
@@ -152,7 +154,7 @@ def held_back(seconds: int | None = None, lasts_s: float = 2.0) -> m.HoldBack:
 
 
 class TestTheDriver:
-    def rules(self) -> master.Rules:
+    def rules(self) -> Rules:
         return replace(RULES, aligned=(Group(frozenset({"s"}), 30.0),))
 
     def test_tells_those_that_do_not_read_the_slowest(self) -> None:
@@ -167,8 +169,8 @@ class TestTheDriver:
         def told() -> list[m.FromDriver]:
             """Return what the worker of partition 1 is told two seconds later."""
             run.now += 2.0
-            effects = run.take(master.hold_back(run.state, run.now, 0.5))
-            return [each.message for each in effects if isinstance(each, master.Send) and each.worker == second]
+            effects = run.take(hold_back(run.state, run.now, 0.5))
+            return [each.message for each in effects if isinstance(each, Send) and each.worker == second]
 
         beat(first, 0, 5)
         beat(second, 1, 100)
@@ -192,9 +194,9 @@ class TestTheDriver:
                 said = m.Progress(positions=(where,), ends=(SourcePosition("s", partition, MANY),))
                 run.hear(msgspec.structs.replace(run.heartbeat(worker), progress=said))
             run.now += 10.0
-            sent = run.take(master.hold_back(run.state, run.now, 5.0))
+            sent = run.take(hold_back(run.state, run.now, 5.0))
             assert offset == 20 or not sent, "a window of 20 seconds"
-        assert [each.message for each in sent if isinstance(each, master.Send)] == [
+        assert [each.message for each in sent if isinstance(each, Send)] == [
             held_back(lasts_s=20.0),
             held_back(60, lasts_s=20.0),
         ]
@@ -210,8 +212,8 @@ class TestTheDriver:
                     said = m.Progress(positions=(where,), ends=(where,))
                     run.hear(msgspec.structs.replace(run.heartbeat(worker), progress=said))
                 run.now += 2.0
-                effects = run.take(master.hold_back(run.state, run.now, 0.5))
-            sent = {each.worker: each.message for each in effects if isinstance(each, master.Send)}
+                effects = run.take(hold_back(run.state, run.now, 0.5))
+            sent = {each.worker: each.message for each in effects if isinstance(each, Send)}
             assert [worker for worker, message in sent.items() if message != held_back()] == told
 
     def test_holds_none_at_the_end_of_a_bounded_run(self) -> None:
@@ -222,8 +224,8 @@ class TestTheDriver:
                 said = m.Progress(positions=(where,), ends=(end,))
                 run.hear(msgspec.structs.replace(run.heartbeat(worker), progress=said))
             run.now += 2.0
-            told = run.take(master.hold_back(run.state, run.now, 0.5))
-        held = [each.worker for each in told if isinstance(each, master.Send) and each.message.later_than]  # type: ignore[union-attr]
+            told = run.take(hold_back(run.state, run.now, 0.5))
+        held = [each.worker for each in told if isinstance(each, Send) and each.message.later_than]  # type: ignore[union-attr]
         assert held == [first]
 
 
@@ -293,11 +295,11 @@ class Speeds:
 def offsets(t: TestDriver) -> dict[int, int]:
     """Return how far the partitions are read."""
     workers = t.cluster.driver.state.workers.values()
-    return {at.partition: at.offset for each in workers for at in each.progress.positions}
+    return {at.partition: at.offset for each in workers for at in each.heartbeat.progress.positions}
 
 
 def held(t: TestDriver) -> set[str]:
-    return {why for each in t.cluster.driver.state.workers.values() for why in each.progress.held_by}
+    return {why for each in t.cluster.driver.state.workers.values() for why in each.heartbeat.progress.held_by}
 
 
 class TestARunningJob:

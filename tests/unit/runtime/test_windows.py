@@ -228,7 +228,7 @@ class TestClosing:
             t.push("bids", [bid(1), bid(2), bid(19)])
             t.checkpoint()
             workers = t.cluster.driver.state.workers.values()
-            assert sum(o.late or 0 for w in workers for o in w.progress.operators) == 2
+            assert sum(o.late or 0 for w in workers for o in w.heartbeat.progress.operators) == 2
 
 
 class TestRunToFixedEnds:

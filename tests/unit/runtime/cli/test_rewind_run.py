@@ -15,7 +15,7 @@ from holdfast.checkpoint.repository import Repository
 from holdfast.errors import ConfigError, Damaged, Unavailable
 from holdfast.model import Epoch
 from holdfast.runtime.cli.main import main
-from holdfast.runtime.driver.master import RewindWanted
+from holdfast.runtime.driver.state import RewindWanted
 from holdfast.runtime.job.live import Status
 from holdfast.runtime.plan.model import SinkSpec
 from holdfast.runtime.rewind import stopped as rewind_run

@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.model import Subtask
 from holdfast.runtime.driver import killing
-from holdfast.runtime.driver.killing import Kills
+from holdfast.runtime.driver.state import Kills
 from holdfast.runtime.microbatch.task import Batch
 from holdfast.runtime.wire.messages import Killer, Suspect
 from holdfast.testing import TestDriver

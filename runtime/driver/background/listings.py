@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 
 from holdfast.model import SourcePosition
 from holdfast.ports import Lane
+from holdfast.runtime.driver.events import ListPartitions
 from holdfast.runtime.driver.partitions import FIRST_RECORD
-from holdfast.runtime.driver.state import ListPartitions
 from holdfast.runtime.plan.model import SourceSpec
 from holdfast.runtime.plan.same_source import refuse_other_sources
 from holdfast.runtime.plan.source import OpenSource

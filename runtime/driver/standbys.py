@@ -3,11 +3,18 @@
 A standby is a worker without a subtask. Its copies advance with the completed epochs; gathering.py gives a free subtask
 to the standby with the newest copy.
 
+A base does not record what was deleted before it, so a copy older than a base cannot advance over it. The last epoch
+without the base has the segments that lead up to it: a *waypoint*. The master keeps its handle until every copy is past
+the base, and sends it to a copy that is behind. Without it, a copy that needs longer than the time between two bases
+would start over with each of them.
+
 Invariants
     - While there is a standby, every subtask has a follower.
     - A standby gives up a copy only once another standby has it complete.
     - A follower learns of completed epochs only, so no copy is ahead of the log.
     - Neither the loss of a standby nor a missing one affects the generation.
+    - A waypoint is a completed epoch of this generation or its base, and has not expired: its pieces are stored.
+    - There are at most WAYPOINTS_MAX per subtask; a copy that is further behind is restored.
 
 Pure: no clock, thread or I/O. Part of runtime/driver/master.py.
 Source: DESIGN section 5 (standby); docs/design/0054-standbys.md.
@@ -15,18 +22,18 @@ Source: DESIGN section 5 (standby); docs/design/0054-standbys.md.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from holdfast.checkpoint import recovery
+from holdfast.checkpoint.bases import pieces
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.frozen import replace
 from holdfast.model import NO_EPOCH, Epoch, SnapshotHandle, Subtask, WorkerId
-from holdfast.runtime.driver import waypoints
-from holdfast.runtime.driver.claims import claim_of
-from holdfast.runtime.driver.deployment import local_bases, recent_cuts, topic_state
-from holdfast.runtime.driver.hosts.avoiding import conflicts
-from holdfast.runtime.driver.state import Effect, Hosted, Master, Running, Send
+from holdfast.runtime.driver.deployment import claim_of, local_bases, recent_cuts, topic_state
+from holdfast.runtime.driver.events import Effect, Send
+from holdfast.runtime.driver.failover import conflicts
+from holdfast.runtime.driver.state import Deployed, Hosted, Master, Waypoint, Waypoints
 from holdfast.runtime.wire import messages as m
 
 COMPLETE_WITHIN = 4
@@ -39,7 +46,7 @@ def cover(state: Master) -> Master:
     spare = [w for w, hosted in state.workers.items() if hosted.subtask is None]
     spare.sort(key=lambda worker: state.workers[worker].role is None)  # what has copies stays a standby
     standbys = {worker: state.workers[worker] for worker in spare[: state.rules.standbys]}
-    if not standbys or not isinstance(state.phase, Running):
+    if not standbys or not isinstance(state.phase, Deployed):
         return state
     follows: Follows = {w: _followed(hosted) for w, hosted in standbys.items()}
     subtasks = [Subtask(s) for s in range(state.rules.parallelism)]
@@ -97,14 +104,9 @@ def _release(state: Master, follows: Follows, most: int) -> None:
                 follows[worker] = tuple(each for each in follows[worker] if each != subtask)
 
 
-def copied(hosted: Hosted, subtask: Subtask) -> Epoch:
-    """Return the epoch of a worker's copy of a subtask; 0 if it has none."""
-    return next((each.epoch for each in hosted.copies if each.subtask == subtask), NO_EPOCH)
-
-
 def has_newest(state: Master, worker: WorkerId, subtask: Subtask) -> bool:
     """Return whether a standby has reported that its copy holds the last completed epoch."""
-    return copied(state.workers[worker], subtask) == state.job.base_epoch
+    return state.workers[worker].copied(subtask) == state.job.base_epoch
 
 
 def are_complete(state: Master) -> bool:
@@ -112,12 +114,12 @@ def are_complete(state: Master) -> bool:
     standbys = {w: h.role.follows for w, h in state.workers.items() if isinstance(h.role, m.Standby)}
     recent = sorted(recent_cuts(state.job))[-COMPLETE_WITHIN:]
     wanted = len(standbys) == state.rules.standbys
-    return wanted and all(copied(state.workers[w], s) in recent for w, follows in standbys.items() for s in follows)
+    return wanted and all(state.workers[w].copied(s) in recent for w, follows in standbys.items() for s in follows)
 
 
 def epochs_behind(state: Master, hosted: Hosted) -> int | None:
     """Return how many completed epochs the oldest copy of a standby lacks; None if a copy is still to be made."""
-    epochs = [copied(hosted, subtask) for subtask in _followed(hosted)]
+    epochs = [hosted.copied(subtask) for subtask in _followed(hosted)]
     if not epochs or min(epochs) == NO_EPOCH:
         return None
     return sum(epoch > min(epochs) for epoch in recent_cuts(state.job))
@@ -129,10 +131,10 @@ def follow(state: Master) -> list[Effect]:
     A standby that restores a copy reads no messages; it is sent the newest epoch afterwards.
     """
     phase = state.phase
-    if not isinstance(phase, Running) or phase.last is None:
+    if not isinstance(phase, Deployed) or phase.last is None:
         return []
     standbys = {w: role for w, h in state.workers.items() if isinstance(role := h.role, m.Standby)}
-    standbys = {w: role for w, role in standbys.items() if state.workers[w].progress.restored is None}
+    standbys = {w: role for w, role in standbys.items() if state.workers[w].heartbeat.progress.restored is None}
     behind = [(w, s) for w, role in standbys.items() for s in role.follows if not has_newest(state, w, s)]
     if not behind:
         return []
@@ -141,13 +143,13 @@ def follow(state: Master) -> list[Effect]:
 
     def lineage(worker: WorkerId, subtask: Subtask) -> dict[Epoch, str]:
         """Return the epochs from which the copy goes on; all that a local folder may hold, if there is no copy."""
-        bases, at = local_bases(cuts, handles[subtask]), copied(state.workers[worker], subtask)
+        bases, at = local_bases(cuts, handles[subtask]), state.workers[worker].copied(subtask)
         return {epoch: bases[epoch] for epoch in (at, job.base_epoch)} if at in bases else bases
 
     topic, claim = topic_state(state, phase.last), claim_of(state.job, state.rules.adopted)
 
     def target(worker: WorkerId, subtask: Subtask) -> m.Follow:
-        at = copied(state.workers[worker], subtask)
+        at = state.workers[worker].copied(subtask)
         via = _waypoint(state, phase, handles[subtask], at)
         if via is None:
             return m.Follow(*place, standbys[worker], handles[subtask], lineage(worker, subtask), claim, topic)
@@ -158,20 +160,20 @@ def follow(state: Master) -> list[Effect]:
     return [Send(w, target(w, s)) for w, s in behind]
 
 
-def _waypoint(state: Master, phase: Running, handle: SnapshotHandle, at: Epoch) -> waypoints.Waypoint | None:
+def _waypoint(state: Master, phase: Deployed, handle: SnapshotHandle, at: Epoch) -> Waypoint | None:
     if not phase.waypoints or at not in recent_cuts(state.job):
         return None
     job = state.job
-    return waypoints.next_for(phase.waypoints, handle, at, lambda epoch: job.checkpoint(epoch) is not None)
+    return next_for(phase.waypoints, handle, at, lambda epoch: job.checkpoint(epoch) is not None)
 
 
-def passed(state: Master, phase: Running, completed: Manifest) -> waypoints.Waypoints:
+def waypoints_after(state: Master, phase: Deployed, completed: Manifest) -> Waypoints:
     """Return the waypoints of copies that are behind, once this epoch is completed."""
     copies: dict[Subtask, list[Epoch]] = {}
     for hosted in state.workers.values():
         for subtask in _followed(hosted):
-            copies.setdefault(subtask, []).append(copied(hosted, subtask))
-    return waypoints.passed(phase.waypoints, phase.last, completed, copies)
+            copies.setdefault(subtask, []).append(hosted.copied(subtask))
+    return passed(phase.waypoints, phase.last, completed, copies)
 
 
 def newest_copy(state: Master, subtask: Subtask, among: Iterable[WorkerId]) -> WorkerId:
@@ -182,7 +184,52 @@ def newest_copy(state: Master, subtask: Subtask, among: Iterable[WorkerId]) -> W
     """
 
     def rank(worker: WorkerId) -> tuple[int, int, int]:
-        at, hosted = copied(state.workers[worker], subtask), state.workers[worker]
-        return conflicts(state, hosted.site), -at if at <= state.job.base_epoch else 0, len(hosted.copies)
+        at, hosted = state.workers[worker].copied(subtask), state.workers[worker]
+        return conflicts(state, hosted.site), -at if at <= state.job.base_epoch else 0, len(hosted.heartbeat.copies)
 
     return min(among, key=rank)
+
+
+WAYPOINTS_MAX = 8
+
+
+def base_of(handle: SnapshotHandle) -> Epoch:
+    """Return the newest epoch that a base of this handle is as of: older state cannot be brought to the handle."""
+    return max((piece.epoch for piece in pieces(handle) if piece.follows == NO_EPOCH), default=NO_EPOCH)
+
+
+def passed(
+    known: Waypoints, before: Manifest | None, after: Manifest, copies: Mapping[Subtask, Iterable[Epoch]]
+) -> Waypoints:
+    """Return the waypoints after an epoch is completed.
+
+    Args:
+        before: The last completed epoch; None: there is none.
+        after: The one that is completed now.
+        copies: The epochs of all copies of each subtask, 0 for one that is still to be made.
+    """
+    if before is None or [h.key_groups for h in before.state] != [h.key_groups for h in after.state]:
+        return {}
+    found: dict[Subtask, tuple[Waypoint, ...]] = {}
+    for old, new in zip(before.state, after.state, strict=True):
+        base, oldest = base_of(new), min(copies.get(new.subtask, ()), default=base_of(new))
+        every = known.get(new.subtask, ())
+        if base_of(old) != base:
+            every = (*every, Waypoint(before.epoch, old))
+        if ahead := [each for each in every if oldest < each.epoch][-WAYPOINTS_MAX:] if oldest < base else []:
+            found[new.subtask] = tuple(ahead)
+    return found
+
+
+def next_for(known: Waypoints, handle: SnapshotHandle, at: Epoch, is_kept: Callable[[Epoch], bool]) -> Waypoint | None:
+    """Return the waypoint that a copy as of an epoch must reach first; None if it needs none, or no one leads on.
+
+    Args:
+        handle: That of the newest epoch.
+        is_kept: Whether this completed epoch has not expired.
+    """
+    if at == NO_EPOCH or base_of(handle) <= at:
+        return None
+    found = (each for each in known.get(handle.subtask, ()) if base_of(each.handle) <= at < each.epoch)
+    waypoint = next(found, None)
+    return waypoint if waypoint is not None and is_kept(waypoint.epoch) else None
