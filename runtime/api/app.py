@@ -42,8 +42,8 @@ from holdfast.runtime.sources.connector import (
 )
 from holdfast.runtime.time.event_times import computed_time, watermark_of
 from holdfast.runtime.time.windows import TIME
-from holdfast.sinks.contract.sink import Sink
-from holdfast.traits import not_a
+from holdfast.sinks.contract.sink import Sink, not_a_sink
+from holdfast.traits import not_a_source
 
 
 @dataclass(frozen=True)
@@ -394,7 +394,7 @@ def checked_source(source: Source, where: str) -> Source:
     Raises:
         ConfigError: it is not a source, or gives other records each time.
     """
-    what, next_step = not_a("source", source), 'give one, for example hf.Log("data/bids", Bid)'
+    what, next_step = not_a_source(source), 'give one, for example hf.Log("data/bids", Bid)'
     if what is None and not source.traits.replayable:
         what = f"{source.where} cannot be read again from a position, which recovery needs"
         next_step = "append what it gives to a log, with a program of your own, and read the log with hf.Log"
@@ -409,7 +409,7 @@ def check_dlq(sink: Sink, app: str) -> None:
     Raises:
         ConfigError: it is not a sink, replaces rows by a key, or does not take the columns of dead letters.
     """
-    what, next_step = not_a("sink", sink), 'give a log, for example dlq=hf.Log("data/dead")'
+    what, next_step = not_a_sink(sink), 'give a log, for example dlq=hf.Log("data/dead")'
     if what is None and sink.traits.keyed:
         what = f"{sink!r} has a key: dead letters would replace each other"
         next_step = f"leave the key out, or {next_step}"

@@ -28,7 +28,6 @@ from holdfast.runtime.plan.targets import same_target, target_of
 from holdfast.runtime.plan.topic import outputs_of
 from holdfast.runtime.wire.presence import is_gone
 from holdfast.sinks.contract.changelogs import ROOT, shown_place
-from holdfast.sinks.contract.sink import owned
 
 LOOK_EVERY_S = 0.2
 NOTED_AFTER_S = 1.0
@@ -220,8 +219,8 @@ def prepare_sink(spec: SinkSpec, job: joblog.Job | None) -> None:
     """
     try:
         spec.sink.prepare(spec.schema, spec.upsert_key)
-        if (sink := owned(spec.sink)) is not None:
-            sink.check_owner(None if job is None else job.uuid, spec.name)
+        if (ownership := spec.sink.ownership) is not None:
+            ownership.check_owner(None if job is None else job.uuid, spec.name)
     except Unavailable as error:
         if job is not None and any(each.generation > 0 for each in job.retained):  # the first one of a fork has none
             return
@@ -237,7 +236,7 @@ def at_a_start(error: Unavailable) -> HoldfastError:
 
 def check_repairable(plan: Plan, written: set[str], accepted: Collection[str]) -> None:
     """Refuse to run after a rewind unless the code has all written sinks: their targets are repaired first."""
-    known = {s.name for s in outputs_of(plan) if s.sink.traits.repairs or f"{s.name}:impossible" in accepted}
+    known = {s.name for s in outputs_of(plan) if s.sink.repairs is not None or f"{s.name}:impossible" in accepted}
     if missing := sorted(written - known):
         raise ConfigError(
             f"the job was rewound and sink {missing[0]!r} may hold output to undo, but the app no longer has this sink "

@@ -36,7 +36,6 @@ from holdfast.sinks.contract.owners import (
     stands_beyond,
     went_back,
 )
-from holdfast.sinks.contract.sink import held
 
 NOT_STARTED = "the job was not started; state and output are untouched"
 
@@ -158,9 +157,9 @@ def read_holdings(job: Job | None, specs: Iterable[SinkSpec]) -> Mapping[str, Ho
     """
     found: dict[str, Holding] = {}
     for spec in specs:
-        if (sink := held(spec.sink)) is not None:
+        if (ownership := spec.sink.ownership) is not None:
             try:
-                found[spec.name] = sink.holding("" if job is None else job.uuid, spec.name)
+                found[spec.name] = ownership.holding("" if job is None else job.uuid, spec.name)
             except Unavailable:
                 continue
     return found

@@ -25,7 +25,7 @@ import pytest
 from holdfast.runtime.plan.ahead import Ahead, Read, inline
 from holdfast.runtime.plan.source import OpenSource, Source, appeared, gone, removing, same_from, telling, unpaced
 from holdfast.runtime.sources.reading import split
-from holdfast.traits import not_a
+from holdfast.traits import not_a_source
 
 ANY_BYTES = 1 << 20
 READS_MAX = 10_000
@@ -105,7 +105,7 @@ def _all(opened: OpenSource) -> dict[int, dict[int, dict[str, Any]]]:
 
 def states_what_it_can_do(kit: SourceKit) -> None:
     """It has what a source has, and what its traits name."""
-    assert not_a("source", kit.source()) is None
+    assert not_a_source(kit.source()) is None
     assert kit.source().where
 
 

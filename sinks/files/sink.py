@@ -12,8 +12,9 @@ import pyarrow as pa
 from holdfast.errors import ConfigError
 from holdfast.model import Writer
 from holdfast.ports import TidyStore
-from holdfast.sinks.contract.owners import Claim, Holding
-from holdfast.sinks.contract.sink import Fault, Repair, Rewinding, check_key, no_fault
+from holdfast.sinks.contract.owners import Claim, Holding, Ownership
+from holdfast.sinks.contract.sink import Repair, Repairs, Rewinding, Sink, check_key
+from holdfast.sinks.contract.target import Fault, no_fault
 from holdfast.sinks.files.commits import Commits, create_folder, open_stores, read_meta
 from holdfast.sinks.files.format import Meta
 from holdfast.sinks.files.hive import Partitioning, Unfit
@@ -32,7 +33,7 @@ _DELTA_LOG = ("_delta_log/_last_checkpoint", f"_delta_log/{0:020}.json")
 
 
 @dataclass(frozen=True)
-class FilesSink:
+class FilesSink(Repairs, Ownership, Sink):
     """A folder as users configure it; see contract.Sink.
 
     Args:
@@ -42,6 +43,7 @@ class FilesSink:
         expected: The columns that the user says the rows have; None: those of the stream.
     """
 
+    key = None
     path: str
     partitioning: Partitioning = field(default_factory=Partitioning)
     file_bytes: int = FILE_BYTES
@@ -49,10 +51,6 @@ class FilesSink:
 
     def __repr__(self) -> str:
         return f"Files({self.path!r})"
-
-    @property
-    def key(self) -> None:
-        """See Sink.key. Rows are only ever added."""
 
     @property
     def where(self) -> str:
@@ -66,11 +64,7 @@ class FilesSink:
             kind="Files",
             local_paths=local(self.path),
             place={"path": self.path},
-            repairs=True,
-            checks_owner=True,
-            remembers_owner=True,
             commits_once=True,
-            probes=True,
         )
 
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:

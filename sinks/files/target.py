@@ -18,7 +18,7 @@ from holdfast.errors import ConfigError, Unavailable
 from holdfast.model import Tag, Writer
 from holdfast.sinks.contract.owners import Claim, check_continues
 from holdfast.sinks.contract.phrases import NOTHING, RETRIES
-from holdfast.sinks.contract.sink import AlreadyDelivered, Delivered, Fault, Outcome, already, no_fault
+from holdfast.sinks.contract.target import AlreadyDelivered, Delivered, Fault, Outcome, Target, already, no_fault
 from holdfast.sinks.files.commits import Commits, Stores, new_id
 from holdfast.sinks.files.format import (
     Claimed,
@@ -36,7 +36,7 @@ ATTEMPTS_MAX = 20
 """How often a delivery tries the next sequence because other writers were faster."""
 
 
-class FilesTarget:
+class FilesTarget(Target):
     """One writer's access to the folder. See contract.Target.
 
     Args:

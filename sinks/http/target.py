@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from holdfast.model import Tag, Writer
 from holdfast.sinks.contract.owners import check_continues
-from holdfast.sinks.contract.sink import AlreadyDelivered, Delivered, Fault, Outcome, Target, already, no_fault
+from holdfast.sinks.contract.target import AlreadyDelivered, Delivered, Fault, Outcome, Target, already, no_fault
 from holdfast.sinks.http.requests import Request, in_pieces, requests_of
 
 
@@ -36,7 +36,7 @@ class Sender(Protocol):
         """Drop the connection."""
 
 
-class HttpTarget:
+class HttpTarget(Target):
     """One writer's access to the receiver. See contract.Target.
 
     Args:

@@ -15,7 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.errors import ConfigError
-from holdfast.sinks.contract.sink import DELETE, OP, check_null_keys
+from holdfast.sinks.contract.sink import check_null_keys
+from holdfast.sinks.contract.target import DELETE, OP
 from holdfast.sinks.json_values.rows import TimeForm, check_finite, check_forms, is_raw, keys_of, largest, objects, raw
 from holdfast.sinks.kafka.target import Records
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 from holdfast.model import Writer
 from holdfast.sinks.contract.immediate import IMMEDIATE, ImmediateTarget, Owner, Written
 from holdfast.sinks.contract.owners import Claim
+from holdfast.sinks.contract.sink import ImmediateSink
 from holdfast.sinks.kafka.repeating import RepeatingTarget
 from holdfast.sinks.kafka.sink import KafkaSink, check_client
 from holdfast.sinks.kafka.target import KafkaTarget
@@ -19,7 +20,7 @@ from holdfast.traits import SinkTraits
 
 
 @dataclass(frozen=True)
-class RepeatingKafka:
+class RepeatingKafka(ImmediateSink):
     """A topic that is written at least once; see immediate.ImmediateSink.
 
     Args:
@@ -50,9 +51,7 @@ class RepeatingKafka:
             local_paths=known.local_paths,
             place=known.place,
             secrets=known.secrets,
-            immediate=True,
             repeats=True,
-            probes=True,
         )
 
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
@@ -76,10 +75,6 @@ class RepeatingKafka:
     def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> KafkaTarget:
         """See Sink.open; nothing is ever staged for it."""
         return self.topic.open(job_uuid, writer, claim)
-
-    def immediate(self) -> RepeatingKafka:
-        """See IdempotentSink.immediate."""
-        return self
 
     def open_immediate(self, owner: Owner) -> ImmediateTarget:
         """See ImmediateSink.open_immediate."""

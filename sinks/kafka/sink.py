@@ -15,8 +15,10 @@ import pyarrow as pa
 
 from holdfast.errors import ConfigError
 from holdfast.model import Writer
-from holdfast.sinks.contract.owners import Claim, Holding
-from holdfast.sinks.contract.sink import Fault, check_key, no_fault
+from holdfast.sinks.contract.owners import Claim, Holding, Ownership
+from holdfast.sinks.contract.sink import Sink, check_key
+from holdfast.sinks.contract.target import Fault, no_fault
+from holdfast.sinks.contract.transactions import Transacts
 from holdfast.sinks.kafka.encoding import Encoding, JsonValues, Values
 from holdfast.sinks.kafka.enrolled import Enrolled, Header
 from holdfast.sinks.kafka.options import check_options, message_max_bytes
@@ -30,7 +32,7 @@ from holdfast.traits import SinkTraits
 
 
 @dataclass(frozen=True)
-class KafkaSink:
+class KafkaSink(Ownership, Transacts, Sink):
     """A topic as users configure it; see contract.Sink.
 
     Args:
@@ -62,12 +64,7 @@ class KafkaSink:
             kind="Kafka",
             local_paths=(),
             place={"servers": self.place.servers, "topic": self.place.topic},
-            merges=True,
-            checks_owner=True,
-            remembers_owner=True,
             commits_once=True,
-            probes=True,
-            transacts=True,
             secrets=(*self.place.secrets, *(() if self.enrolled is None else self.enrolled.registry.secrets)),
         )
 

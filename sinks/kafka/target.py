@@ -32,7 +32,17 @@ from holdfast.errors import ConfigError, HoldfastError, Unavailable
 from holdfast.model import Tag, Writer
 from holdfast.sinks.contract.owners import Claim, check_continues, rows_taken_back
 from holdfast.sinks.contract.phrases import NOTHING, RETRIES
-from holdfast.sinks.contract.sink import AlreadyDelivered, Delivered, EpochOutput, Fault, Outcome, already, no_fault
+from holdfast.sinks.contract.target import (
+    AlreadyDelivered,
+    Delivered,
+    EpochOutput,
+    Fault,
+    Merges,
+    Outcome,
+    Target,
+    already,
+    no_fault,
+)
 from holdfast.sinks.kafka.progress import Progress, owner_record, tag_record, topic_record
 
 Values = Sequence[bytes | None]
@@ -207,7 +217,7 @@ class Session:
     """The id of the topic."""
 
 
-class KafkaTarget:
+class KafkaTarget(Merges, Target):
     """One writer's way into a topic. See contract.MergingTarget.
 
     Args:

@@ -23,7 +23,8 @@ import polars as pl
 import pyarrow as pa
 
 from holdfast.errors import Unavailable
-from holdfast.sinks.contract.sink import Fault, Repair, Rewinding, Verdict, no_fault
+from holdfast.sinks.contract.sink import Repair, Rewinding, Verdict
+from holdfast.sinks.contract.target import Fault, no_fault
 from holdfast.sinks.lakehouse.book import Book, rewind_numbers
 from holdfast.sinks.lakehouse.history import UNKNOWN, Entry, said, tag_of
 from holdfast.sinks.lakehouse.target import ATTEMPTS_MAX, Change, Version, commit_info

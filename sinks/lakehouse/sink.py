@@ -9,7 +9,7 @@ Pure: no clock, thread or I/O of its own. Source: API.md (sinks); docs/design/00
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from typing import Generic, Protocol, TypeVar
@@ -19,9 +19,10 @@ import pyarrow as pa
 from holdfast.errors import ConfigError
 from holdfast.model import Writer
 from holdfast.secrets import Secret
-from holdfast.sinks.contract.owners import Claim, Holding, Rival, at_start, belongs_to
-from holdfast.sinks.contract.sink import Fault, Repair, Rewinding, no_fault
-from holdfast.sinks.lakehouse.book import Book, Sink, namesake
+from holdfast.sinks.contract.owners import Claim, Holding, Ownership, Rival, at_start, belongs_to
+from holdfast.sinks.contract.sink import Repair, Repairs, Rewinding, Sink
+from holdfast.sinks.contract.target import Fault, no_fault
+from holdfast.sinks.lakehouse.book import Book, Deliverer, namesake
 from holdfast.sinks.lakehouse.columns import Columns
 from holdfast.sinks.lakehouse.history import taken_back
 from holdfast.sinks.lakehouse.rewind import RewindVersion, plan, repair
@@ -40,7 +41,7 @@ class SinkVersion(RewindVersion, Protocol):
     def partition_by(self) -> tuple[str, ...]:
         """The columns by which it is partitioned."""
 
-    def deliverers(self) -> Collection[Sink]:
+    def deliverers(self) -> Collection[Deliverer]:
         """Return the sinks that are known to have delivered to the table."""
 
 
@@ -64,7 +65,7 @@ class SinkConnection(Protocol[V_co]):
         """Release what is open; the next use opens it again."""
 
 
-class LakehouseSink(ABC, Generic[V]):
+class LakehouseSink(Repairs, Ownership, Sink, Generic[V]):
     """A table as a sink. See contract.Sink.
 
     Attributes:
@@ -108,12 +109,8 @@ class LakehouseSink(ABC, Generic[V]):
             place=place,
             secrets=secrets,
             keyed=self.key is not None,
-            repairs=True,
             exclusive=self.key is not None,
-            checks_owner=True,
-            remembers_owner=True,
             commits_once=True,
-            probes=True,
         )
 
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
@@ -192,7 +189,7 @@ class LakehouseSink(ABC, Generic[V]):
         """Return the table; None if it is missing and may be created."""
         return connection.found()
 
-    def _rival(self, table: V, book: Book, ours: Sink) -> Rival | None:
+    def _rival(self, table: V, book: Book, ours: Deliverer) -> Rival | None:
         """Return another sink to which the table belongs, also if an earlier version, which noted none, wrote to it."""
         keyed = self.key is not None
         if book.noted() or not keyed or book.newest(*ours) is not None:

@@ -28,7 +28,7 @@ from holdfast.errors import Unavailable
 from holdfast.model import Tag, Writer
 from holdfast.sinks.contract.owners import Claim, check_continues, rows_taken_back
 from holdfast.sinks.contract.phrases import NOTHING, RETRIES, persists
-from holdfast.sinks.contract.sink import AlreadyDelivered, Delivered, Fault, Outcome, already, no_fault
+from holdfast.sinks.contract.target import AlreadyDelivered, Delivered, Fault, Outcome, Target, already, no_fault
 from holdfast.sinks.lakehouse.book import Book, Numbers, delivery_numbers
 from holdfast.sinks.lakehouse.history import Entry, taken_back
 
@@ -88,7 +88,7 @@ class Connection(Protocol):
 
 
 @dataclass(frozen=True)
-class TableTarget:
+class TableTarget(Target):
     """One writer's access to a table. See contract.Target.
 
     Args:

@@ -27,8 +27,8 @@ from holdfast.errors import ConfigError
 from holdfast.model import CHANGELOG, NO_EPOCH, Epoch, Subtask, Writer
 from holdfast.ports import ObjectStore
 from holdfast.sinks.contract.changelogs import AsOf, Changelog, partitions_of, unseen
-from holdfast.sinks.contract.owners import Claim, Holding
-from holdfast.sinks.contract.sink import Repair, Rewinding, Sink
+from holdfast.sinks.contract.owners import Claim, Holding, Ownership
+from holdfast.sinks.contract.sink import Repair, Repairs, Rewinding, Sink
 from holdfast.sinks.log.compacting import TopicCompaction, When
 from holdfast.sinks.log.records import RecordsReader, tags_of
 from holdfast.sinks.log.sink import LogSink, LogTarget, Place, holding, is_writer_of
@@ -90,7 +90,7 @@ class LogChangelog:
 
 
 @dataclass(frozen=True)
-class TopicSink:
+class TopicSink(Repairs, Ownership, Sink):
     """The sink of the records; see contract.Sink."""
 
     log: LogSink
@@ -115,9 +115,6 @@ class TopicSink:
             local_paths=local(path),
             place={"path": path},
             log=path,
-            repairs=True,
-            checks_owner=True,
-            remembers_owner=True,
         )
 
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:

@@ -40,20 +40,18 @@ import pyarrow.compute as pc
 from holdfast.errors import ConfigError, Damaged, Unavailable
 from holdfast.model import Generation, Tag, Writer
 from holdfast.ports import ObjectStore
-from holdfast.sinks.contract.audited import AuditQuery, TargetContents
-from holdfast.sinks.contract.owners import Claim, Held, Holding, check_continues
-from holdfast.sinks.contract.sink import (
+from holdfast.sinks.contract.audited import AuditQuery, Audits, TargetContents
+from holdfast.sinks.contract.owners import Claim, Held, Holding, Ownership, check_continues
+from holdfast.sinks.contract.sink import Repair, Repairs, Rewinding, Sink, check_key, check_null_keys
+from holdfast.sinks.contract.target import (
     DELETE,
     OP,
     AlreadyDelivered,
     Delivered,
     Outcome,
-    Repair,
-    Rewinding,
+    Target,
     UploadedOutput,
     already,
-    check_key,
-    check_null_keys,
 )
 from holdfast.sinks.log import audit as log_audit
 from holdfast.sinks.log.uploads import Leftovers, LogUploader, found
@@ -77,7 +75,7 @@ Place: TypeAlias = Callable[[LogMeta, list[pa.RecordBatch], int], dict[int, pa.T
 
 
 @dataclass(frozen=True)
-class LogSink:
+class LogSink(Repairs, Audits, Ownership, Sink):
     """A log as users configure it; see contract.Sink.
 
     Args:
@@ -106,13 +104,7 @@ class LogSink:
             local_paths=local(self.path),
             place={"path": self.path},
             log=self.path,
-            repairs=True,
-            audits=True,
-            checks_owner=True,
-            remembers_owner=True,
             commits_once=True,
-            uploads=True,
-            probes=True,
         )
 
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
@@ -208,8 +200,8 @@ class LogSink:
         """See Sink.open."""
         return LogTarget(self.where, lambda: open_objects(self.path, writable=False), job_uuid, writer, claim=claim)
 
-    def uploader(self) -> LogUploader:
-        """See UploadingSink.uploader."""
+    @property
+    def uploads(self) -> LogUploader:
         return LogUploader(lambda: open_objects(self.path, writable=False), placed)
 
     def plan_repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
@@ -265,7 +257,7 @@ class LogSink:
             raise ConfigError(f"{self.where}: {error.what}", next_step=error.next_step) from error
 
 
-class LogTarget:
+class LogTarget(Target):
     """One writer's way into a log. See contract.Target.
 
     Args:

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from holdfast.model import Tag
 from holdfast.ports import ObjectStore
-from holdfast.sinks.contract.sink import Upload
+from holdfast.sinks.contract.target import Upload
 from holdfast.storage.bulk import OrderedStore, delete_each, list_behind
 from holdfast.storage.log.format import DATA_FOLDER, Commit, LogMeta, LogSegment, WriterTag
 from holdfast.storage.log.log import LogWriter

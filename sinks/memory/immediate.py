@@ -28,9 +28,9 @@ from holdfast.sinks.contract.immediate import (
     overtaken,
     refused_write,
 )
-from holdfast.sinks.contract.sink import DELETE, OP, Fault, no_fault
+from holdfast.sinks.contract.sink import ImmediateSink
+from holdfast.sinks.contract.target import DELETE, OP, Fault, no_fault
 from holdfast.sinks.memory.sink import Key, MemorySink, Row
-from holdfast.traits import SinkTraits
 
 WHERE = "memory table"
 
@@ -43,7 +43,7 @@ class KeyTag:
     deleted: bool
 
 
-class ImmediateTable(MemorySink):
+class ImmediateTable(MemorySink, ImmediateSink):
     """A table that is written immediately. All targets that it opens share its contents."""
 
     def __init__(self, key: Sequence[str], fault: Fault = no_fault) -> None:
@@ -51,15 +51,6 @@ class ImmediateTable(MemorySink):
         self._guard = Lock()
         self.tags: dict[Key, KeyTag] = {}
         self.fences: dict[tuple[str, str, Origin], Written] = {}
-
-    @property
-    def traits(self) -> SinkTraits:
-        """See Sink.traits."""
-        return replace(super().traits, immediate=True)
-
-    def immediate(self) -> ImmediateTable:
-        """See IdempotentSink.immediate."""
-        return self
 
     def open_immediate(self, owner: Owner) -> ImmediateTarget:
         """See ImmediateSink.open_immediate."""

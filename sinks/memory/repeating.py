@@ -13,22 +13,23 @@ from dataclasses import replace
 import pyarrow as pa
 
 from holdfast.sinks.contract.immediate import ImmediateTarget, Origin, Owner, Written
-from holdfast.sinks.contract.sink import DELETE, OP
+from holdfast.sinks.contract.sink import ImmediateSink
+from holdfast.sinks.contract.target import DELETE, OP
 from holdfast.sinks.memory.sink import MemorySink, Row
 from holdfast.traits import SinkTraits
 
 
-class RepeatingTable(MemorySink):
+class RepeatingTable(MemorySink, ImmediateSink):
     """A table that repeats. All targets that it opens share its contents."""
 
     @property
     def traits(self) -> SinkTraits:
         """See Sink.traits."""
-        return replace(super().traits, immediate=True, repeats=True, repairs=False)
+        return replace(super().traits, repeats=True)
 
-    def immediate(self) -> RepeatingTable:
-        """See IdempotentSink.immediate."""
-        return self
+    @property
+    def repairs(self) -> None:
+        """Rows without tags cannot be taken back."""
 
     def open_immediate(self, owner: Owner) -> ImmediateTarget:
         """See ImmediateSink.open_immediate."""

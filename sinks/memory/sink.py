@@ -24,22 +24,21 @@ import pyarrow as pa
 
 from holdfast.errors import ConfigError
 from holdfast.model import Tag, Writer
-from holdfast.sinks.contract.owners import Claim, Held, Holding, check_continues
-from holdfast.sinks.contract.sink import (
+from holdfast.sinks.contract.owners import Claim, Held, Holding, Ownership, check_continues
+from holdfast.sinks.contract.sink import Repair, Repairs, Rewinding, Sink, check_key, check_null_keys
+from holdfast.sinks.contract.target import (
     DELETE,
     OP,
     AlreadyDelivered,
     Delivered,
     EpochOutput,
     Fault,
+    Merges,
     Outcome,
-    Repair,
-    Rewinding,
+    Target,
     Upload,
     UploadedOutput,
     already,
-    check_key,
-    check_null_keys,
     no_fault,
 )
 from holdfast.sinks.protocol.undo import (
@@ -88,7 +87,7 @@ class Draft:
     """The last change of each key."""
 
 
-class MemorySink:
+class MemorySink(Repairs, Ownership, Sink):
     """A table in memory. Not picklable on purpose: its contents belong to one process."""
 
     def __init__(
@@ -126,11 +125,7 @@ class MemorySink:
             kind=type(self).__name__,
             local_paths=(),
             keyed=self._key is not None,
-            repairs=True,
-            merges=True,
-            remembers_owner=True,
             commits_once=self._commits_once,
-            uploads=self._commits_once,
         )
 
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
@@ -160,9 +155,9 @@ class MemorySink:
         """See Sink.open."""
         return MemoryTarget(self, job_uuid, writer, claim)
 
-    def uploader(self) -> MemorySink:
-        """See UploadingSink.uploader."""
-        return self
+    @property
+    def uploads(self) -> MemorySink | None:
+        return self if self._commits_once else None
 
     def upload(self, upload: Upload, batches: Iterable[pa.RecordBatch]) -> str:
         """See Uploader.upload."""
@@ -426,7 +421,7 @@ def _is_up_to(image: BeforeImage, through: Tag) -> bool:
     return image.tag.timeline <= through.timeline and image.tag.epoch <= through.epoch
 
 
-class MemoryTarget:
+class MemoryTarget(Merges, Target):
     """One writer's access to a MemorySink. See contract.Target."""
 
     def __init__(self, sink: MemorySink, job_uuid: str, writer: Writer, claim: Claim | None = None) -> None:

@@ -23,8 +23,9 @@ import pyarrow as pa
 
 from holdfast.errors import Unavailable
 from holdfast.model import Tag, Writer
-from holdfast.sinks.contract.owners import Claim, Holding
-from holdfast.sinks.contract.sink import DELETE, OP, Outcome, Repair, Rewinding
+from holdfast.sinks.contract.owners import Claim, Holding, Ownership
+from holdfast.sinks.contract.sink import Repair, Repairs, Rewinding, Sink
+from holdfast.sinks.contract.target import DELETE, OP, Outcome, Target
 from holdfast.sinks.sql.target import SqlTarget
 from holdfast.sinks.sqlite.sink import SQLite
 from holdfast.traits import SinkTraits
@@ -35,7 +36,7 @@ _NO_ROWS = pa.schema([pa.field("nothing", pa.int64())])
 """The table beside the tags, which stays empty."""
 
 
-class Console:
+class Console(Repairs, Ownership, Sink):
     """A sink that prints rows, for a first look at a stream. Every row is printed at least once.
 
     A row that is deleted is printed with its key, behind `deleted`. In a notebook the rows are in the cell's output,
@@ -60,9 +61,7 @@ class Console:
     def traits(self) -> SinkTraits:
         """See Sink.traits."""
         local_paths = (self.path,) if self.path else ()
-        return SinkTraits(
-            kind="Console", local_paths=local_paths, place={"path": self.path}, repairs=True, remembers_owner=True
-        )
+        return SinkTraits(kind="Console", local_paths=local_paths, place={"path": self.path})
 
     def bound(self, folder: str, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Console:
         """Return the sink as a run uses it: with its files in this folder."""
@@ -78,15 +77,12 @@ class Console:
         Path(self.path).mkdir(mode=0o700, parents=True, exist_ok=True)
         self._tags().prepare(_NO_ROWS, None)
 
-    def accept(self, batch: pa.RecordBatch) -> None:
-        """See Sink.accept."""
-
     def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> ConsoleTarget:
         """See Sink.open."""
         return ConsoleTarget(Path(self.path), self._upsert_key, self._tags().open(job_uuid, writer, claim), writer)
 
     def holding(self, job_uuid: str, name: str) -> Holding:
-        """See HeldSink.holding."""
+        """See Ownership.holding."""
         return self._tags().holding(job_uuid, name)
 
     def plan_repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
@@ -101,7 +97,7 @@ class Console:
         return SQLite(os.path.join(self.path, "tags.db"), _TAGS)
 
 
-class ConsoleTarget:
+class ConsoleTarget(Target):
     """One writer's way to the console. See contract.Target."""
 
     def __init__(self, folder: Path, key: tuple[str, ...] | None, tags: SqlTarget, writer: Writer) -> None:

@@ -20,8 +20,9 @@ from holdfast.errors import ConfigError
 from holdfast.extras import install
 from holdfast.model import Writer
 from holdfast.secrets import Secret, secret_argument
-from holdfast.sinks.contract.owners import Claim, Holding
-from holdfast.sinks.contract.sink import Fault, check_key, no_fault
+from holdfast.sinks.contract.owners import Claim, Holding, Ownership
+from holdfast.sinks.contract.sink import Sink, check_key
+from holdfast.sinks.contract.target import Fault, no_fault
 from holdfast.sinks.json_values.rows import check_forms
 from holdfast.sinks.redis.book import COLUMNS, Book, columns_value
 from holdfast.sinks.redis.place import RedisPlace, place_of
@@ -36,7 +37,7 @@ _log = logging.getLogger("holdfast.redis")
 
 
 @dataclass(frozen=True, init=False)
-class Redis:
+class Redis(Ownership, Sink):
     """Keys of a Redis database, one per row: `prefix` and the row's key, with a JSON object of all columns as value.
 
     The rows of an epoch become visible in one step, after its checkpoint.
@@ -88,11 +89,7 @@ class Redis:
             place={"server": self.place.server, "prefix": self.prefix},
             secrets=() if self.password is None else (self.password,),
             keyed=True,
-            merges=True,
             exclusive=True,
-            checks_owner=True,
-            remembers_owner=True,
-            probes=True,
         )
 
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:

@@ -29,7 +29,17 @@ from holdfast.errors import ConfigError, Unavailable
 from holdfast.model import Tag, Writer
 from holdfast.sinks.contract.owners import Claim, belongs_to, check_continues
 from holdfast.sinks.contract.phrases import NOTHING, RETRIES
-from holdfast.sinks.contract.sink import AlreadyDelivered, Delivered, EpochOutput, Fault, Outcome, already, no_fault
+from holdfast.sinks.contract.target import (
+    AlreadyDelivered,
+    Delivered,
+    EpochOutput,
+    Fault,
+    Merges,
+    Outcome,
+    Target,
+    already,
+    no_fault,
+)
 from holdfast.sinks.redis.book import SINK, Book, owner_field, owner_value, sink_value, tag_field, tag_value
 from holdfast.sinks.redis.script import REQUEST_BYTES_MAX, Change, packed
 
@@ -51,7 +61,7 @@ class Connection(Protocol):
         """Release the connection; the next call opens another."""
 
 
-class RedisTarget:
+class RedisTarget(Merges, Target):
     """One writer's access to the keys. See contract.MergingTarget.
 
     Args:

@@ -35,7 +35,7 @@ from holdfast.sinks.contract.immediate import (
     origin_prefix,
     refused_write,
 )
-from holdfast.sinks.contract.sink import DELETE, OP, PUT, Fault, no_fault
+from holdfast.sinks.contract.target import DELETE, OP, PUT, Fault, no_fault
 from holdfast.sinks.protocol.staging import last_per_key
 from holdfast.sinks.sql import claims, owners, tags
 from holdfast.sinks.sql.connection import WriterConnection

@@ -30,7 +30,8 @@ import pyarrow as pa
 
 from holdfast.errors import ConfigError
 from holdfast.model import Epoch, Tag, Timeline, Writer
-from holdfast.sinks.contract.sink import Fault, Repair, Rewinding, Verdict, no_fault
+from holdfast.sinks.contract.sink import Repair, Rewinding, Verdict
+from holdfast.sinks.contract.target import Fault, no_fault
 from holdfast.sinks.protocol.undo import (
     SAMPLE_MAX,
     Change,

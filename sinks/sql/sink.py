@@ -8,7 +8,7 @@ Pure: no clock, thread or I/O of its own. Source: DESIGN section 7; API.md (sink
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ import pyarrow as pa
 from holdfast.errors import ConfigError
 from holdfast.model import Writer
 from holdfast.secrets import Secret
-from holdfast.sinks.contract.audited import AuditQuery, TargetContents
-from holdfast.sinks.contract.immediate import IMMEDIATE, ImmediateSink, ImmediateTarget, Owner, Written
-from holdfast.sinks.contract.owners import Claim, Holding
-from holdfast.sinks.contract.sink import Repair, Rewinding, check_key, check_null_keys
+from holdfast.sinks.contract.audited import AuditQuery, Audits, TargetContents
+from holdfast.sinks.contract.immediate import IMMEDIATE, ImmediateTarget, Owner, Written
+from holdfast.sinks.contract.owners import Claim, Holding, Ownership
+from holdfast.sinks.contract.sink import ImmediateSink, Repair, Repairs, Rewinding, Sink, check_key, check_null_keys
 from holdfast.sinks.sql import audit, claims, immediate, moved, owners, tags
 from holdfast.sinks.sql.dialect import Dialect, Missing, preparing, translated
 from holdfast.sinks.sql.repair import create_horizon, plan_repair, repair
@@ -33,7 +33,7 @@ from holdfast.sinks.sql.values import check_values
 from holdfast.traits import SinkTraits
 
 
-class TableSink(ABC):
+class TableSink(Repairs, Audits, Ownership, Sink):
     """A table as a sink. See contract.Sink.
 
     Attributes:
@@ -75,14 +75,7 @@ class TableSink(ABC):
             place=place,
             secrets=secrets,
             keyed=self.key is not None,
-            immediate=self.tags_rows,
-            repairs=True,
-            audits=True,
-            merges=True,
             exclusive=self.key is not None,
-            checks_owner=True,
-            remembers_owner=True,
-            probes=True,
         )
 
     @property
@@ -154,10 +147,9 @@ class TableSink(ABC):
 
             return s.at_one_moment(look)
 
-    def immediate(self) -> ImmediateSink:
-        """See IdempotentSink.immediate."""
-        assert self.tags_rows, "other rows keep no tags"
-        return ImmediateTable(self)
+    @property
+    def immediate(self) -> ImmediateSink | None:
+        return ImmediateTable(self) if self.tags_rows else None
 
     def check_owner(self, job_uuid: str | None, name: str) -> None:
         """See OwnedSink.check_owner. Refuse also what this sink of this job has written immediately until now."""
@@ -212,7 +204,7 @@ class TableSink(ABC):
 
 
 @dataclass(frozen=True)
-class ImmediateTable:
+class ImmediateTable(Ownership, ImmediateSink):
     """A table with delivery="idempotent" where the plan found that it may be written immediately."""
 
     table: TableSink
@@ -236,11 +228,7 @@ class ImmediateTable:
             place=self.table.traits.place,
             secrets=self.table.traits.secrets,
             keyed=True,
-            immediate=True,
             exclusive=True,
-            checks_owner=True,
-            remembers_owner=True,
-            probes=True,
         )
 
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:

@@ -18,7 +18,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from holdfast.errors import ConfigError
-from holdfast.sinks.contract.sink import OP
+from holdfast.sinks.contract.target import OP
 from holdfast.sinks.sql.dialect import Column, Dialect
 from holdfast.sinks.sql.session import Session
 

@@ -28,7 +28,7 @@ from holdfast.errors import Unavailable
 from holdfast.model import Tag, Writer
 from holdfast.sinks.contract.owners import NEVER, Claim, check_continues
 from holdfast.sinks.contract.phrases import NOTHING, READS_TAG
-from holdfast.sinks.contract.sink import (
+from holdfast.sinks.contract.target import (
     DELETE,
     OP,
     PUT,
@@ -36,7 +36,9 @@ from holdfast.sinks.contract.sink import (
     Delivered,
     EpochOutput,
     Fault,
+    Merges,
     Outcome,
+    Target,
     already,
     no_fault,
 )
@@ -50,7 +52,7 @@ from holdfast.sinks.sql.session import Session
 from holdfast.sinks.sql.table import SqlTable
 
 
-class SqlTarget:
+class SqlTarget(Merges, Target):
     """One writer's access to the table. See contract.Target."""
 
     def __init__(

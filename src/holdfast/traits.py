@@ -93,35 +93,17 @@ class SourceTraits(Traits):
 
 @dataclass(frozen=True, kw_only=True)
 class SinkTraits(Traits):
-    """What a sink can do. A delivery is always atomic with its tag."""
+    """What a sink is; contract/sink.py says what it can do. A delivery is always atomic with its tag."""
 
     keyed: bool = False
     """A row replaces the one with its key, also a row of an append stream. A changelog keeps all of them."""
-    repairs: bool = False
-    """A rewind can take its output back: `plan_repair`, `repair`."""
-    audits: bool = False
-    """Its target can be read back: `shown`."""
-    immediate: bool = False
-    """It may be written before the commit, as every row keeps its tag: `immediate`."""
     repeats: bool = False
-    """With `immediate`: rows keep no tag. It is always written before the commit, from any place in the job, and rows
-    come again after a failure."""
-    merges: bool = False
-    """Its targets take several epochs in one transaction: `deliver_together`."""
+    """With `Sink.immediate`: rows keep no tag. It is always written before the commit, from any place in the job, and
+    rows come again after a failure."""
     exclusive: bool = False
     """Its target belongs to one sink of one job: two sinks with the same place are refused."""
-    checks_owner: bool = False
-    """It refuses a target that holds another job's output under its name: `check_owner`."""
-    remembers_owner: bool = False
-    """Its target remembers which driver last took it over: `holding`."""
     commits_once: bool = False
     """One commit shows an epoch's output of all its writers: the first of them delivers it, under its own tag."""
-    uploads: bool = False
-    """With `commits_once`: writers put large output into its target before it is committed: `uploader`."""
-    probes: bool = False
-    """What a start would find in its target can be seen beforehand: `probe`."""
-    transacts: bool = False
-    """A writer that dies may leave a transaction open, which hides later records from readers: `transactions`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,22 +122,12 @@ class Library:
 
 
 _SOURCE = ("traits", "schema", "row_type", "where", "check", "open")
-_SINK = ("traits", "key", "where", "check", "prepare", "accept", "open")
 _BY_TRAIT: Mapping[str, tuple[str, ...]] = {
     "paced": ("unpaced",),
     "copied": ("in_folder", "copied"),
     "captured": ("capture",),
     "publishes": ("publisher",),
     "finds": ("would_read",),
-    "repairs": ("plan_repair", "repair"),
-    "audits": ("contents",),
-    "immediate": ("immediate",),
-    "repeats": ("immediate",),
-    "checks_owner": ("check_owner",),
-    "remembers_owner": ("holding",),
-    "uploads": ("uploader",),
-    "probes": ("probe",),
-    "transacts": ("transactions",),
 }
 
 
@@ -164,21 +136,20 @@ def local(*paths: str) -> tuple[str, ...]:
     return tuple(path for path in paths if "://" not in path or path.startswith(("file://", "memory://")))
 
 
-def not_a(side: str, given: object) -> str | None:
-    """Return why an object cannot be planned with as a "source" or a "sink"; None if it can."""
-    required = _SOURCE if side == "source" else _SINK
+def not_a_source(given: object) -> str | None:
+    """Return why an object cannot be read by a job; None if it can."""
     if given is None:
-        return f"no {side} is given"
-    lacking = list(missing(given, required))
-    if len(lacking) == len(required) or isinstance(given, type):
-        return f"{given!r} is not a {side}"
+        return "no source is given"
+    lacking = list(missing(given, _SOURCE))
+    if len(lacking) == len(_SOURCE) or isinstance(given, type):
+        return f"{given!r} is not a source"
     if lacking:
-        return f"{given!r} is not a {side}: it has no {', '.join(lacking)}"
+        return f"{given!r} is not a source: it has no {', '.join(lacking)}"
     traits = given.traits  # type: ignore[attr-defined]
-    if not isinstance(traits, SourceTraits if side == "source" else SinkTraits):
-        return f"{given!r} is not a {side}: its traits are {traits!r}"
+    if not isinstance(traits, SourceTraits):
+        return f"{given!r} is not a source: its traits are {traits!r}"
     for trait, methods in _BY_TRAIT.items():
-        if getattr(traits, trait, False) and (lacking := list(missing(given, methods))):
+        if getattr(traits, trait) and (lacking := list(missing(given, methods))):
             return f"{given!r} has the trait {trait!r}, but no {', '.join(lacking)}"
     return None
 

@@ -85,7 +85,7 @@ class Pages(_Side):
     def close(self) -> None: ...
 
 
-class Pen(_Side):
+class Pen(_Side, hc.Sink):
     """The side that is written: the rows and the tag of an epoch replace the file together."""
 
     key = None
@@ -102,8 +102,6 @@ class Pen(_Side):
         if not os.path.exists(self.path):
             self.save({"uuid": uuid.uuid4().hex, "rows": [], "tags": {}})
 
-    def accept(self, batch: pa.RecordBatch) -> None: ...
-
     def open(self, job_uuid: str, writer: hc.Writer, claim: hc.Claim | None = None) -> Line:
         return Line(self, f"{job_uuid}/{writer.sink}/{writer.subtask}")
 
@@ -115,7 +113,7 @@ class Pen(_Side):
         os.replace(f"{self.path}.new", self.path)
 
 
-class Line:
+class Line(hc.Target):
     """One writer's way into the notebook."""
 
     def __init__(self, pen: Pen, name: str) -> None:
@@ -137,7 +135,3 @@ class Line:
             contents["tags"][self._name] = [tag.timeline, tag.epoch]
             self._pen.save(contents)
             return hc.Delivered(len(rows))
-
-    def forget(self, through: hc.Tag) -> None: ...
-
-    def close(self) -> None: ...

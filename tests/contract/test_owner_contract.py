@@ -27,7 +27,8 @@ from holdfast.errors import ConfigError, Damaged, Fenced, Unavailable
 from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.contract.immediate import ImmediateTarget, Origin, Owner
 from holdfast.sinks.contract.owners import NEVER, Claim, Held, Rival
-from holdfast.sinks.contract.sink import AlreadyDelivered, Delivered, Rewinding
+from holdfast.sinks.contract.sink import Rewinding
+from holdfast.sinks.contract.target import AlreadyDelivered, Delivered
 from holdfast.sinks.delta.sink import Delta
 from holdfast.sinks.files.sink import FilesSink
 from holdfast.sinks.http.sink import Http
@@ -490,7 +491,7 @@ class ImmediateWorld:
 
     def open(self, claim: Claim, generation: int = 1, job: str = JOB) -> ImmediateTarget:
         owner = Owner(job, "out", Generation(generation), Timeline(1), "code", claim)
-        self._opened.append(self.world.sink.immediate().open_immediate(owner))
+        self._opened.append(self.world.sink.immediate.open_immediate(owner))
         return self._opened[-1]
 
     def fenced(self, claim: Claim, generation: int = 1, job: str = JOB) -> ImmediateTarget:
@@ -517,7 +518,7 @@ def immediate(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Immedi
         made = ImmediateWorld(World(table, lambda: sorted(row["n"] for row in table.rows()), back_up))
     else:
         world = in_table(place_of(request.param, tmp_path, request), ("n",), "idempotent")
-        world.sink.immediate().prepare(SCHEMA, None)
+        world.sink.immediate.prepare(SCHEMA, None)
         made = ImmediateWorld(world)
     yield made
     made.close()
@@ -526,7 +527,7 @@ def immediate(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Immedi
 class TestImmediateTarget:
     def test_a_fence_takes_the_target_over(self, immediate: ImmediateWorld) -> None:
         immediate.fenced(FIRST)
-        assert immediate.world.sink.immediate().holding(JOB, "out").held == Held("first", Generation(1))
+        assert immediate.world.sink.immediate.holding(JOB, "out").held == Held("first", Generation(1))
 
     def test_a_copy_of_the_job_with_the_same_generation_is_fenced(self, immediate: ImmediateWorld) -> None:
         second = immediate.fenced(SECOND, 2)
@@ -568,7 +569,7 @@ class TestImmediateTableOfAnotherSink:
     @pytest.fixture(params=["sqlite", "other", "postgres"])
     def immediate(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ImmediateWorld]:
         world = in_table(place_of(request.param, tmp_path, request), ("n",), "idempotent")
-        world.sink.immediate().prepare(SCHEMA, None)
+        world.sink.immediate.prepare(SCHEMA, None)
         made = ImmediateWorld(world)
         yield made
         made.close()

@@ -13,7 +13,6 @@ Source: PROTOCOL P22; docs/design/0012.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -29,23 +28,18 @@ from holdfast.errors import Fenced, Unavailable
 from holdfast.model import Writer
 from holdfast.sinks.contract.immediate import Origin, Owner, Written
 from holdfast.sinks.contract.owners import Claim
+from holdfast.sinks.contract.sink import ImmediateSink
 from holdfast.sinks.memory.immediate import ImmediateTable
 from holdfast.sinks.memory.sink import MemoryTarget
-from holdfast.traits import SinkTraits
 
 T = TypeVar("T")
 
 
-class ProcessTable(PlannedTable[ImmediateTable]):
+class ProcessTable(PlannedTable[ImmediateTable], ImmediateSink):
     """The sink in the plan of one worker."""
 
     def __init__(self, world: Surroundings, process: Process) -> None:
         super().__init__(world, process, world.lasts)
-
-    @property
-    def traits(self) -> SinkTraits:
-        """See Sink.traits."""
-        return replace(super().traits, immediate=True)
 
     def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> MemoryTarget:
         """See Sink.open; nothing is ever staged for this sink."""

@@ -28,14 +28,15 @@ from holdfast.errors import Fenced, Unavailable
 from holdfast.model import Generation, JobUuid, Tag, Writer
 from holdfast.runtime.plan.model import SinkSpec
 from holdfast.sinks.contract.owners import Claim
-from holdfast.sinks.contract.sink import (
+from holdfast.sinks.contract.sink import Repair, Repairs, Rewinding, Sink
+from holdfast.sinks.contract.target import (
     AlreadyDelivered,
     Delivered,
     EpochOutput,
     FaultPoint,
+    Merges,
     Outcome,
-    Repair,
-    Rewinding,
+    Target,
     Upload,
     UploadedOutput,
     already,
@@ -48,7 +49,7 @@ Epochs = list[tuple[Tag, list[pa.RecordBatch]]]
 Table = TypeVar("Table", bound=MemorySink)
 
 
-class PlannedTable(Generic[Table]):
+class PlannedTable(Sink, Generic[Table]):
     """A planned sink that queries the shared table directly: its calls are never lost or late."""
 
     def __init__(self, world: Surroundings, process: Process, table: Table) -> None:
@@ -82,7 +83,7 @@ class PlannedTable(Generic[Table]):
         self._table.accept(batch)
 
 
-class ProcessSink(PlannedTable[SharedTable]):
+class ProcessSink(Repairs, PlannedTable[SharedTable]):
     """A sink in the plan of one worker."""
 
     def __init__(self, world: Surroundings, process: Process, spec: SinkSpec) -> None:
@@ -93,17 +94,15 @@ class ProcessSink(PlannedTable[SharedTable]):
     @property
     def traits(self) -> SinkTraits:
         """See Sink.traits."""
-        return replace(
-            super().traits, repairs=True, merges=True, commits_once=self._commits_once, uploads=self._commits_once
-        )
+        return replace(super().traits, commits_once=self._commits_once)
 
     def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> ProcessTarget:
         """See Sink.open."""
         return ProcessTarget(self._world, self._process, self._table, JobUuid(job_uuid), writer, claim)
 
-    def uploader(self) -> ProcessUploader:
-        """See UploadingSink.uploader."""
-        return ProcessUploader(self._world, self._process, self._table)
+    @property
+    def uploads(self) -> ProcessUploader | None:
+        return ProcessUploader(self._world, self._process, self._table) if self._commits_once else None
 
     def plan_repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
         """See RepairableSink.plan_repair."""
@@ -172,7 +171,7 @@ class ProcessUploader:
         self._process.call(land, _recovering)
 
 
-class ProcessTarget:
+class ProcessTarget(Merges, Target):
     """One writer's access to the table."""
 
     def __init__(

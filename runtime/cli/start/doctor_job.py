@@ -36,7 +36,6 @@ from holdfast.runtime.plan.model import SinkSpec, SourceSpec
 from holdfast.runtime.plan.source import Captured, capture_of, copied, in_folder, removing
 from holdfast.runtime.plan.topic import outputs_of
 from holdfast.runtime.wire.clock import SystemClock
-from holdfast.sinks.contract.sink import probing
 from holdfast.storage.objects import open_objects
 from holdfast.storage.paths import join
 
@@ -153,10 +152,7 @@ def _capture(name: str, of: Captured) -> Iterator[Check]:
 
 
 def _sink(spec: SinkSpec, name: str, folder: str) -> str:
-    if (sink := probing(spec.sink)) is None:
-        spec.sink.check(spec.schema, spec.upsert_key)
-        return "takes the stream"
-    found = sink.probe(spec.schema, spec.upsert_key)
+    found = spec.sink.probe(spec.schema, spec.upsert_key)
     if spec.sink.traits.exclusive:
         log = Repository(open_objects(folder, writable=False)).read_log()
         refuse_rivals(name, log, [spec], read_holdings(log, [spec]))

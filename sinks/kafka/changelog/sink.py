@@ -20,8 +20,9 @@ from holdfast.errors import ConfigError
 from holdfast.model import CHANGELOG, Tag, Writer
 from holdfast.secrets import Secret
 from holdfast.sinks.contract.changelogs import Changelog, Compaction
-from holdfast.sinks.contract.owners import Claim, Holding
-from holdfast.sinks.contract.sink import Repair, Rewinding, Sink
+from holdfast.sinks.contract.owners import Claim, Holding, Ownership
+from holdfast.sinks.contract.sink import Repair, Repairs, Rewinding, Sink
+from holdfast.sinks.contract.transactions import Transacts
 from holdfast.sinks.kafka.changelog.compacting import RECORDS_MIN, CompactedTopic, KafkaCompaction
 from holdfast.sinks.kafka.changelog.format import Encoder
 from holdfast.sinks.kafka.changelog.layout import check_alone, check_layout, refused
@@ -129,7 +130,7 @@ class KafkaChangelog:
 
 
 @dataclass(frozen=True)
-class TopicSink:
+class TopicSink(Repairs, Ownership, Transacts, Sink):
     """The sink of the records; see contract.Sink."""
 
     place: KafkaPlace
@@ -149,13 +150,7 @@ class TopicSink:
             kind="Kafka",
             local_paths=(),
             place={"servers": self.place.servers, "topic": self.place.topic},
-            repairs=True,
-            merges=True,
-            checks_owner=True,
-            remembers_owner=True,
             commits_once=True,
-            probes=True,
-            transacts=True,
             secrets=self.place.secrets,
         )
 

@@ -20,7 +20,7 @@ import holdfast as hf
 from holdfast.errors import ConfigError, Damaged, Fenced, HoldfastError, NotAdmitted, Unavailable
 from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.contract.owners import Claim, Held, Rival
-from holdfast.sinks.contract.sink import DELETE, OP, PUT, AlreadyDelivered, Delivered, EpochOutput, Fault, FaultPoint
+from holdfast.sinks.contract.target import DELETE, OP, PUT, AlreadyDelivered, Delivered, EpochOutput, Fault, FaultPoint
 from holdfast.sinks.redis import client
 from holdfast.sinks.redis.book import SINK, Book, owner_field, sink_value, tag_field, tag_value
 from holdfast.sinks.redis.script import CHUNK_BYTES, Change, packed
