@@ -25,7 +25,7 @@ from holdfast.runtime.config.settings import MODES, size_bytes
 from holdfast.runtime.plan.compiler import compile_plan
 from holdfast.runtime.plan.graph import NOT_GIVEN, FromSource, Graph, Node, check_name
 from holdfast.runtime.plan.model import Plan
-from holdfast.runtime.plan.source import Source
+from holdfast.runtime.plan.source import Source, not_a_source
 from holdfast.runtime.plan.targets import refuse_own_output
 from holdfast.runtime.plan.topic import with_changelog
 from holdfast.runtime.rows.dead_letters import DEAD_LETTERS, DLQ
@@ -43,7 +43,6 @@ from holdfast.runtime.sources.connector import (
 from holdfast.runtime.time.event_times import computed_time, watermark_of
 from holdfast.runtime.time.windows import TIME
 from holdfast.sinks.contract.sink import Sink, not_a_sink
-from holdfast.traits import not_a_source
 
 
 @dataclass(frozen=True)

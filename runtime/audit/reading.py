@@ -32,7 +32,7 @@ from holdfast.runtime.audit.checks import UNKNOWN
 from holdfast.runtime.audit.report import Line, Verdict, compared
 from holdfast.runtime.plan.immediate import is_immediate
 from holdfast.runtime.plan.model import SinkSpec, SourceSpec
-from holdfast.runtime.plan.source import OpenSource, Source, gone, same_from, unpaced
+from holdfast.runtime.plan.source import OpenSource, Source, same_from
 from holdfast.runtime.sources.reading import split
 from holdfast.runtime.worker.digests import COUNTS, ROWS, records_digested
 from holdfast.sinks.contract.audited import AuditQuery, Audits, Delivery, Gone, TargetContents
@@ -71,7 +71,7 @@ def _opened(source: Source | None) -> OpenSource | str:
     if source is None:
         return "the job's code no longer has this source"
     try:
-        return unpaced(source).open()
+        return source.unpaced().open()
     except ConfigError as error:
         return f"no longer readable: {error.what}"
 
@@ -80,8 +80,8 @@ def _source_line(source: Source, opened: OpenSource, taken: SourceTaken, epoch: 
     lost = taken.lost_ranges
     first = lost[-1][1] if lost else taken.first
     removed_too = bool(lost) and lost[0] != (taken.first, first)  # what was read between ranges that are lost
-    if removed_too or (same_from(source, opened, taken.partition) > first and taken.end > first):
-        cause = gone(source, opened, taken.partition) or "records older than retention, or compacted"
+    if removed_too or (same_from(opened, taken.partition) > first and taken.end > first):
+        cause = opened.gone(taken.partition) or "records older than retention, or compacted"
         return _line_of_source(taken, epoch, "not provable", f"no longer readable: {cause}")
     try:
         found = _read_again(opened, taken, first)

@@ -47,7 +47,6 @@ from holdfast.runtime.plan.kept_state import with_identities
 from holdfast.runtime.plan.memory import check_state_memory
 from holdfast.runtime.plan.model import SourceSpec
 from holdfast.runtime.plan.same_source import other_rows, refuse_other_sources
-from holdfast.runtime.plan.source import copied, gone
 from holdfast.runtime.plan.targets import refuse_own_root
 from holdfast.runtime.plan.topic import outputs_of
 from holdfast.runtime.rewind.moved import refuse_moved
@@ -209,7 +208,7 @@ def _with_copy(spec: SourceSpec, before: Manifest | None, note: Callable[[str], 
         return spec
     if before is None:
         note(f"copying the {spec.source.traits.copies} of source {spec.name!r} into the job's folder")
-    return replace(spec, source=copied(spec.source, again=before is None))
+    return replace(spec, source=spec.source.copied(again=before is None))
 
 
 def _look_at_sources(plan: Plan, before: Manifest | None, once: bool) -> tuple[_Partitions, _Ends]:
@@ -250,7 +249,7 @@ def _not_in_fork(plan: Plan, before: Manifest, partitions: _Partitions) -> tuple
     for spec in (each for each in plan.sources if each.source.traits.loses_partitions):
         with closing(spec.source.open()) as opened:
             for partition in partitions[spec.name]:
-                if (why := gone(spec.source, opened, partition)) is not None:
+                if (why := opened.gone(partition)) is not None:
                     found.append(
                         f"source {spec.name!r}, partition {partition}: {why}. This job was forked from an epoch that "
                         f"had read it up to offset {starts.get((spec.name, partition), 0)}, and reads no further "

@@ -27,7 +27,7 @@ from holdfast.arguments import checked
 from holdfast.errors import ConfigError, HoldfastError, JobFailed, Where, is_failure
 from holdfast.ports import Clock
 from holdfast.runtime.plan.ahead import Ahead
-from holdfast.runtime.plan.source import PartitionReader, direct_reader
+from holdfast.runtime.plan.source import OpenSource, PartitionReader, Source, direct_reader
 from holdfast.runtime.rows.dead_letters import ERROR, Refused, with_refused, without_addresses
 from holdfast.runtime.rows.row_types import ArrowSchema, RowsOf, T
 from holdfast.runtime.rows.rows import WrongRow, batch_of_columns, batch_of_rows
@@ -42,7 +42,7 @@ _VARIABLE_WIDTH_BYTES = 32
 _CORRECT = "correct the function: for every index it must return a record that fits the schema"
 
 
-class Generator(RowsOf[T]):
+class Generator(Source, RowsOf[T]):
     """A source whose records are computed.
 
     Args:
@@ -56,6 +56,9 @@ class Generator(RowsOf[T]):
     Raises:
         ConfigError: an argument is out of range, or the schema cannot be used.
     """
+
+    schema: pa.Schema
+    row_type: type | None
 
     @checked("hf.Generator", "(Bid, lambda i: Bid(i, 1.0), count=1_000)")
     def __init__(
@@ -115,7 +118,7 @@ class Generator(RowsOf[T]):
         )
 
     def unpaced(self, ends: Mapping[int, int] | None = None) -> Generator:
-        """See PacedSource.unpaced: the rate paces new records only."""
+        """The rate paces new records only."""
         source = copy(self)
         source.rate, source.ends = None, ends
         return source
@@ -219,7 +222,7 @@ class _Pace:
     reached: int
 
 
-class OpenGenerator:
+class OpenGenerator(OpenSource):
     """The generator as one worker reads it."""
 
     def __init__(self, source: Generator, clock: Clock) -> None:

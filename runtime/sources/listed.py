@@ -98,7 +98,8 @@ def _sides(kind: object) -> Mapping[str, Mapping[str, bool] | None]:
         source, sink = source_of(read), sink_of(written)
         found: dict[str, Mapping[str, bool] | None] = {}
         if isinstance(source.traits, SourceTraits):
-            found[SOURCE] = _named(source.traits)
+            publishes, captured = source.publishes is not None, source.captured is not None
+            found[SOURCE] = {**_named(source.traits), "publishes": publishes, "captured": captured}
         if isinstance(sink.traits, SinkTraits):
             found[SINK] = abilities(sink)
         return found

@@ -22,7 +22,7 @@ import pyarrow as pa
 from holdfast.arguments import checked
 from holdfast.errors import ConfigError
 from holdfast.runtime.plan.ahead import Ahead, Read, ReaderAhead
-from holdfast.runtime.plan.source import OFFSETS, PartitionReader
+from holdfast.runtime.plan.source import OFFSETS, OpenSource, PartitionReader, Source
 from holdfast.runtime.rows.row_types import ArrowSchema, RowsOf, T
 from holdfast.runtime.rows.schema import data_schema_of, difference_to_read
 from holdfast.sinks.log.changelog import LogChangelog
@@ -111,7 +111,7 @@ class Log(RowsOf[T]):
 
 
 @dataclass(frozen=True)
-class LogSource:
+class LogSource(Source):
     """A log to read; the arguments are those of `Log`."""
 
     path: str
@@ -141,7 +141,6 @@ class LogSource:
             local_paths=local(self.path),
             place={"path": self.path},
             log=self.path,
-            sparse=True,
             partitioned_by=self.key or (),
         )
 
@@ -216,7 +215,7 @@ class LogSource:
         )
 
 
-class OpenLog:
+class OpenLog(OpenSource):
     """The log as one worker reads it; at the end of the known commits it looks for new ones.
 
     Args:

@@ -20,8 +20,7 @@ import pyarrow as pa
 
 from holdfast.arguments import checked
 from holdfast.errors import ConfigError
-from holdfast.runtime.plan.ahead import Ahead
-from holdfast.runtime.plan.source import PartitionReader, direct_reader
+from holdfast.runtime.plan.source import OpenSource, Source
 from holdfast.runtime.rows.row_types import ArrowSchema, RowsOf, T, values_of
 from holdfast.runtime.rows.rows import WrongRow, batch_of_rows
 from holdfast.runtime.rows.schema import data_schema_of
@@ -34,7 +33,7 @@ ROWS_MAX = 65_536
 _KIND = "rows"
 
 
-class Rows(RowsOf[T]):
+class Rows(Source, RowsOf[T]):
     """A source that reads the rows of a list, in their order, and ends.
 
     Args:
@@ -44,6 +43,9 @@ class Rows(RowsOf[T]):
     Raises:
         ConfigError: there is no schema, a row does not fit it, or the rows take more than 64 MiB.
     """
+
+    schema: pa.Schema
+    row_type: type | None
 
     @checked("hf.Rows", "([Bid(1, 2.0), Bid(2, 3.0)])")
     def __init__(self, rows: Iterable[T | Mapping[str, Any]], schema: type[T] | ArrowSchema | None = None) -> None:
@@ -84,15 +86,12 @@ class Rows(RowsOf[T]):
         shown = f"{self.batch.num_rows:,}, {self._digests.of_first(self.batch.num_rows)}"
         return SourceTraits(kind="Rows", local_paths=(), place={"rows": shown}, in_plan=True)
 
-    def check(self) -> None:
-        """See Source.check. Nothing outside needs a check."""
-
     def open(self) -> OpenRows:
         """See Source.open."""
         return OpenRows(self)
 
 
-class OpenRows:
+class OpenRows(OpenSource):
     """The rows as one worker reads them."""
 
     def __init__(self, source: Rows[Any]) -> None:
@@ -135,16 +134,9 @@ class OpenRows:
         rows = min(left, ROWS_MAX, max(1, max_bytes // row_bytes))
         return self._batch.slice(offset, rows), offset + rows
 
-    def reader(self, partition: int, offset: int, ahead: Ahead) -> PartitionReader:
-        """See OpenSource.reader."""
-        return direct_reader(self, partition, offset)
-
     def ended(self, partition: int, offset: int) -> bool:
         """See OpenSource.ended."""
         return bool(offset >= self._batch.num_rows)
-
-    def close(self) -> None:
-        """Nothing to release."""
 
 
 class Digests:

@@ -35,7 +35,7 @@ from holdfast.runtime.microbatch.layers import refuse_standbys
 from holdfast.runtime.operators.contract import is_part
 from holdfast.runtime.plan.ahead import Ahead
 from holdfast.runtime.plan.model import OperatorSpec, Plan, SinkSpec, SourceSpec
-from holdfast.runtime.plan.source import PartitionReader, direct_reader
+from holdfast.runtime.plan.source import OpenSource, PartitionReader, Source, direct_reader
 from holdfast.runtime.plan.topic import changelog_of
 from holdfast.runtime.rows.rows import WrongRow, batch_of_rows
 from holdfast.runtime.rows.schema import aliases_of
@@ -54,10 +54,13 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Row = Mapping[str, Any]
 
 
-class PushedSource:
+class PushedSource(Source, OpenSource):
     """A source that holds the records that a test pushed; all its openings see the same records."""
 
-    traits = SourceTraits(kind="PushedSource", local_paths=(), tells_time=True)
+    schema: pa.Schema
+    row_type: type | None
+    where: str
+    traits = SourceTraits(kind="PushedSource", local_paths=())
 
     def __init__(
         self,

@@ -1,14 +1,13 @@
-"""What a source or a sink can do, as data.
+"""What a source or a sink is, as data.
 
-The runtime decides by these values what it may ask of a connector, never by its class or by the methods that it
-happens to have. They are known before anything is opened, so a job that needs what a connector lacks is refused when
-it is planned.
+The runtime decides by these values what it does with a connector, never by its class. They are known before anything is
+opened, so a job that needs what a connector lacks is refused when it is planned. What a connector can do is not here:
+its base class has a method or a property for that.
 
 Invariants
     - `local_paths` has no default: a connector that does not state it cannot be planned with.
-    - A connector has every method that its traits name; `missing` finds those that it lacks.
 
-Pure: no clock, thread or I/O. Source: docs/design/0032-connectors.md.
+Pure: no clock, thread or I/O. Source: docs/design/0032-connectors.md, 0125-capabilities-of-connectors.md.
 """
 
 from __future__ import annotations
@@ -54,18 +53,14 @@ class Endless:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceTraits(Traits):
-    """What a source can do."""
+    """What a source is."""
 
     replayable: bool = True
     """Reading a partition at the same offset again gives the same records. Other sources are refused."""
     endless: Endless | None = None
     """Why `end_offsets` is no end that a run could read to; None: it is one."""
-    sparse: bool = False
-    """Single records may go away while others before them stay; the open source has `whole_from`."""
     partitioned_by: tuple[str, ...] = ()
     """Columns whose values choose a record's partition; empty: unknown."""
-    tells_time: bool = False
-    """The open source has `watermark`: it knows more about event time than its records show."""
     paced: bool = False
     """Records appear over time at a rate. `unpaced` gives the source that has all of them already, and the open source
     has `appeared`."""
@@ -73,12 +68,8 @@ class SourceTraits(Traits):
     """It is read from a copy in the job's folder, which the first start of a job makes: `in_folder`, `copied`."""
     copies: str = "rows"
     """With `copied`: what is copied, for messages."""
-    captured: bool = False
-    """The log that it reads is filled by a process of its own, `holdfast capture`: `capture`."""
     captures: Mapping[str, str] = field(default_factory=dict)
-    """With `captured`: where the table is whose changes fill the log, as `place` of a sink that writes to it."""
-    publishes: bool = False
-    """It shows the positions of completed checkpoints where tools of its own system look for them: `publisher`."""
+    """Of a captured log: where the table is whose changes fill the log, as `place` of a sink that writes to it."""
     finds: bool = False
     """It finds by itself what it reads, so that may be what a sink of the job writes: `would_read`."""
     removes_old: bool = False
@@ -93,7 +84,7 @@ class SourceTraits(Traits):
 
 @dataclass(frozen=True, kw_only=True)
 class SinkTraits(Traits):
-    """What a sink is; contract/sink.py says what it can do. A delivery is always atomic with its tag."""
+    """What a sink is. A delivery is always atomic with its tag."""
 
     keyed: bool = False
     """A row replaces the one with its key, also a row of an append stream. A changelog keeps all of them."""
@@ -121,37 +112,9 @@ class Library:
     version: str | None = None
 
 
-_SOURCE = ("traits", "schema", "row_type", "where", "check", "open")
-_BY_TRAIT: Mapping[str, tuple[str, ...]] = {
-    "paced": ("unpaced",),
-    "copied": ("in_folder", "copied"),
-    "captured": ("capture",),
-    "publishes": ("publisher",),
-    "finds": ("would_read",),
-}
-
-
 def local(*paths: str) -> tuple[str, ...]:
     """Return those of the paths and URLs under which another machine or process would find something else."""
     return tuple(path for path in paths if "://" not in path or path.startswith(("file://", "memory://")))
-
-
-def not_a_source(given: object) -> str | None:
-    """Return why an object cannot be read by a job; None if it can."""
-    if given is None:
-        return "no source is given"
-    lacking = list(missing(given, _SOURCE))
-    if len(lacking) == len(_SOURCE) or isinstance(given, type):
-        return f"{given!r} is not a source"
-    if lacking:
-        return f"{given!r} is not a source: it has no {', '.join(lacking)}"
-    traits = given.traits  # type: ignore[attr-defined]
-    if not isinstance(traits, SourceTraits):
-        return f"{given!r} is not a source: its traits are {traits!r}"
-    for trait, methods in _BY_TRAIT.items():
-        if getattr(traits, trait) and (lacking := list(missing(given, methods))):
-            return f"{given!r} has the trait {trait!r}, but no {', '.join(lacking)}"
-    return None
 
 
 def missing(given: object, names: Iterable[str]) -> Iterable[str]:

@@ -42,7 +42,7 @@ class _Side:
             raise hf.ConfigError(f"{self.where} cannot be read: {error}", next_step="create it") from error
 
 
-class Pages(_Side):
+class Pages(_Side, hc.Source, hc.OpenSource):
     """The side that is read; one partition, its offsets are the numbers of the rows."""
 
     row_type: type | None = None
@@ -75,14 +75,6 @@ class Pages(_Side):
     def read(self, partition: int, offset: int, max_bytes: int) -> tuple[pa.RecordBatch | None, int]:
         rows = self.load()["rows"][offset : offset + max(1, max_bytes // 100)]
         return (pa.RecordBatch.from_pylist(rows, self.schema) if rows else None), offset + len(rows)
-
-    def reader(self, partition: int, offset: int, ahead: hc.Ahead) -> hc.PartitionReader:
-        return hc.direct_reader(self, partition, offset)
-
-    def ended(self, partition: int, offset: int) -> bool:
-        return False
-
-    def close(self) -> None: ...
 
 
 class Pen(_Side, hc.Sink):

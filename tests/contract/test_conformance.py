@@ -22,7 +22,6 @@ from sql_places import SqlPlace, delivery_of, place_of
 
 import holdfast as hf
 from holdfast.model import Tag
-from holdfast.runtime.plan.source import copied, in_folder
 from holdfast.runtime.testing.tested_sink import KEY, SCHEMA, Row
 from holdfast.sinks.contract.sink import Sink
 from holdfast.sinks.contract.target import Fault, Outcome, Target
@@ -88,7 +87,7 @@ def topics_kit(kafka: KafkaServer, folder: Path) -> SourceKit:
     append()
     pattern = re.compile(re.escape(family) + "[.].*")
     source = hf.Kafka(kafka.servers, pattern, hf.JSON(NUMBERS)).source()
-    listed = copied(in_folder(source, str(folder / "job")), again=True)
+    listed = source.in_folder(str(folder / "job")).copied(again=True)
     return SourceKit(lambda: listed, append, add_partition)
 
 

@@ -11,11 +11,11 @@ from planned_source import PlannedSource
 
 import holdfast as hf
 from holdfast.runtime.driver.hosts.placement import local_paths
-from holdfast.runtime.plan.source import same_from, unpaced
+from holdfast.runtime.plan.source import not_a_source, same_from
 from holdfast.sinks.contract.audited import Audits
 from holdfast.sinks.contract.sink import Sink
 from holdfast.sinks.memory.sink import MemorySink
-from holdfast.traits import SinkTraits, SourceTraits, local, not_a_source
+from holdfast.traits import SinkTraits, SourceTraits, local
 
 SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False)])
 
@@ -111,9 +111,9 @@ class TestTraitsOfHoldfastsConnectors:
     def test_a_generator_ends_at_its_count_and_is_paced_by_its_rate(self) -> None:
         paced = hf.Generator(Number, Number, rate=1.0)
         assert paced.traits.endless is not None and hf.Generator(Number, Number, count=1).traits.endless is None
-        again = unpaced(paced)
+        again = paced.unpaced()
         assert paced.rate == 1.0 and not again.traits.paced and again.open().read(0, 0, 1 << 20)[1] > 1
 
     def test_a_source_without_gaps_reads_the_same_from_its_first_record(self) -> None:
         source = hf.Generator(Number, Number, count=3)
-        assert same_from(source, source.open(), 0) == 0
+        assert same_from(source.open(), 0) == 0

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from holdfast.errors import Damaged, HoldfastError, Where
 from holdfast.runtime.plan.ahead import Ahead, Read, ReaderAhead
-from holdfast.runtime.plan.source import OFFSETS, PartitionReader
+from holdfast.runtime.plan.source import OFFSETS, OpenSource, PartitionReader
 from holdfast.runtime.sources.files.catalogue import FILES_PER_LISTING, Catalogue, Entry, Place
 from holdfast.runtime.sources.files.contents import Contents, Piece, WrongFile
 from holdfast.runtime.sources.files.formats import Format
@@ -55,7 +55,7 @@ class _Open(NamedTuple):
     contents: Contents
 
 
-class OpenFiles:
+class OpenFiles(OpenSource):
     """Files that are open. It may be used again after `close`, which closes files only.
 
     Args:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from holdfast.errors import ConfigError
+from holdfast.runtime.plan.source import Source
 from holdfast.runtime.sources.files.catalogue import Catalogue, Head, read_head
 from holdfast.runtime.sources.files.formats import Format
 from holdfast.runtime.sources.files.reading import OpenFiles, is_left_out
@@ -29,7 +30,7 @@ LOOK_EVERY_S, LOOK_REMOTELY_EVERY_S = 0.1, 1.0
 
 
 @dataclass(frozen=True)
-class FilesSource:
+class FilesSource(Source):
     """Files to list and read.
 
     Args:
@@ -72,7 +73,6 @@ class FilesSource:
             kind="Files",
             local_paths=local(*paths),
             place={"path": self.path},
-            sparse=True,
             finds=True,
             copied=True,
             copies="list of files",

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from holdfast.errors import ConfigError, Damaged, Unavailable, Where
 from holdfast.runtime.plan.ahead import Ahead, Read, ReaderAhead
-from holdfast.runtime.plan.source import Kept, PartitionReader
+from holdfast.runtime.plan.source import Kept, OpenSource, PartitionReader
 from holdfast.runtime.sources.kafka.bell import Bell
 from holdfast.runtime.sources.kafka.feed import NOTHING_READ, OutOfRange, Taken, Unpackable
 from holdfast.runtime.sources.kafka.feeds import AnyFeed, feed_of
@@ -47,7 +47,7 @@ class TopicGone(Damaged):
     """The topic that was opened no longer exists; another one may have its name."""
 
 
-class OpenKafka:
+class OpenKafka(OpenSource):
     """A topic that is open. It may be used again after `close`, which drops connections only.
 
     Args:

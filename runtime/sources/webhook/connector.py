@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
@@ -28,7 +28,7 @@ from holdfast.secrets import Secret, secret_argument
 from holdfast.storage.log.format import LogMeta
 from holdfast.storage.log.reader import read_meta
 from holdfast.storage.objects import open_objects
-from holdfast.traits import Library, SourceTraits
+from holdfast.traits import Library
 
 KEY, AT = "webhook_key", "webhook_at"
 META = pa.schema([pa.field(KEY, pa.utf8()), pa.field(AT, pa.timestamp("us", "UTC"))])
@@ -184,12 +184,7 @@ class WebhookSource(LogSource):
     receiving: Receiving | None = field(default=None, compare=False)
 
     @property
-    def traits(self) -> SourceTraits:
-        """See Source.traits. The kind stays that of a log: a job may name the log itself instead, and resume."""
-        return replace(super().traits, captured=True)
-
-    def capture(self) -> Receiving:
-        """See CapturedSource.capture."""
+    def captured(self) -> Receiving:
         assert self.receiving is not None, "hf.Webhook gives it"
         return self.receiving
 

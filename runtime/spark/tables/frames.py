@@ -33,6 +33,7 @@ from pyspark.sql import DataFrame
 from holdfast.arguments import checked
 from holdfast.errors import ConfigError, Damaged, NotFound
 from holdfast.ports import ObjectStore
+from holdfast.runtime.plan.source import Source
 from holdfast.runtime.rows.row_types import ArrowSchema, RowsOf, T
 from holdfast.runtime.rows.schema import data_schema_of, difference_to_read
 from holdfast.runtime.sources.log import LogSource, OpenLog
@@ -105,7 +106,7 @@ class SparkFrame(RowsOf[T]):
 
 
 @dataclass(frozen=True)
-class FrameSource:
+class FrameSource(Source):
     """A DataFrame to copy and read.
 
     Args:
@@ -142,7 +143,7 @@ class FrameSource:
     def traits(self) -> SourceTraits:
         """See Source.traits."""
         paths = () if self.folder is None else local(self.folder)
-        return SourceTraits(kind="SparkFrame", local_paths=paths, sparse=True, copied=True)
+        return SourceTraits(kind="SparkFrame", local_paths=paths, copied=True)
 
     def check(self) -> None:
         """Refuse columns that the DataFrame does not have. Reads no rows."""

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from holdfast.errors import Damaged, Unavailable
 from holdfast.runtime.plan.ahead import Ahead, DirectReader, Read
-from holdfast.runtime.plan.source import Kept, PartitionReader
+from holdfast.runtime.plan.source import Kept, OpenSource, PartitionReader
 from holdfast.runtime.sources.kafka.bell import Bell
 from holdfast.runtime.sources.kafka.part_of import PartOf
 from holdfast.runtime.sources.kafka.reading import OpenKafka, TopicGone
@@ -44,7 +44,7 @@ _NOWHERE = 1 << 62
 V = TypeVar("V")
 
 
-class OpenTopics:
+class OpenTopics(OpenSource):
     """Topics that are open. It may be used again after `close`, which drops connections only.
 
     Args:

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from holdfast.errors import ConfigError, NotAdmitted
 from holdfast.ports import ObjectStore
+from holdfast.runtime.plan.source import Source
 from holdfast.runtime.sources.kafka.group import GroupOffsets
 from holdfast.runtime.sources.kafka.messages import TOPIC
 from holdfast.runtime.sources.kafka.part_of import PartOf
@@ -32,7 +33,7 @@ _NOT_STARTED = "the job was not started"
 
 
 @dataclass(frozen=True)
-class TopicsSource:
+class TopicsSource(Source):
     """Topics to list and read.
 
     Args:
@@ -113,10 +114,10 @@ class TopicsSource:
         topic, servers = target.get("topic"), target.get("servers", "")
         return topic is not None and is_one_cluster(servers, self.each.place.servers) and matches(self.pattern, topic)
 
-    def publisher(self) -> GroupOffsets:
-        """See PublishingSource.publisher."""
-        assert self.each.group is not None
-        return GroupOffsets(self.each.place, self.each.group, _Names(self))
+    @property
+    def publishes(self) -> GroupOffsets | None:
+        group = self.each.group
+        return None if group is None else GroupOffsets(self.each.place, group, _Names(self))
 
     def in_folder(self, folder: str) -> TopicsSource:
         """See CopiedSource.in_folder."""
