@@ -65,7 +65,7 @@ class CapturedTableSource(LogSource):
 
     @property
     def traits(self) -> SourceTraits:
-        """See Source.traits. The kind stays that of a log: a job may name the log itself instead, and resume."""
+        """The kind stays that of a log: a job may name the log itself instead, and resume."""
         captures = {} if self.capturing is None else self.capturing.place
         return replace(super().traits, captures=captures)
 

@@ -104,7 +104,6 @@ class Generator(Source, RowsOf[T]):
 
     @property
     def traits(self) -> SourceTraits:
-        """See Source.traits."""
         endless = Endless(
             what="a generator without a count",
             instead="give the generator a count",
@@ -260,7 +259,6 @@ class OpenGenerator(OpenSource):
         return ends
 
     def appeared(self, begun: Mapping[int, int]) -> dict[int, int]:
-        """See PacedOpenSource.appeared."""
         found = {}
         for partition in self.partitions():
             due, end = self._due(begun.get(partition, 0)), self._source.end(partition)
@@ -286,7 +284,7 @@ class OpenGenerator(OpenSource):
         return batch, offset + rows
 
     def reader(self, partition: int, offset: int, ahead: Ahead) -> PartitionReader:
-        """See OpenSource.reader. The user's function runs in the operator thread, whose silence is watched."""
+        """The user's function runs in the operator thread, whose silence is watched."""
         return direct_reader(self, partition, offset)
 
     def ended(self, partition: int, offset: int) -> bool:

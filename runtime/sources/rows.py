@@ -77,17 +77,14 @@ class Rows(Source, RowsOf[T]):
 
     @property
     def where(self) -> str:
-        """See Source.where."""
         return repr(self)
 
     @property
     def traits(self) -> SourceTraits:
-        """See Source.traits."""
         shown = f"{self.batch.num_rows:,}, {self._digests.of_first(self.batch.num_rows)}"
         return SourceTraits(kind="Rows", local_paths=(), place={"rows": shown}, in_plan=True)
 
     def open(self) -> OpenRows:
-        """See Source.open."""
         return OpenRows(self)
 
 
@@ -102,7 +99,6 @@ class OpenRows(OpenSource):
         return f"{_KIND} {offset} {self._digests.of_first(offset)}"
 
     def changed(self, identity: str) -> str | None:
-        """See OpenSource.changed."""
         kind, _, rest = identity.partition(" ")
         if kind != _KIND:
             return f"it is {self._source!r}, but a {kind} was read"
@@ -114,19 +110,15 @@ class OpenRows(OpenSource):
         return None
 
     def partitions(self) -> list[int]:
-        """See OpenSource.partitions."""
         return [0]
 
     def end_offsets(self) -> dict[int, int]:
-        """See OpenSource.end_offsets."""
         return {0: self._batch.num_rows}
 
     def retention_start(self, partition: int) -> int:
-        """See OpenSource.retention_start."""
         return 0
 
     def read(self, partition: int, offset: int, max_bytes: int) -> tuple[pa.RecordBatch | None, int]:
-        """See OpenSource.read."""
         left = self._batch.num_rows - offset
         if left <= 0:
             return None, offset
@@ -135,7 +127,6 @@ class OpenRows(OpenSource):
         return self._batch.slice(offset, rows), offset + rows
 
     def ended(self, partition: int, offset: int) -> bool:
-        """See OpenSource.ended."""
         return bool(offset >= self._batch.num_rows)
 
 

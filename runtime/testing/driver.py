@@ -161,7 +161,7 @@ class PushedSource(Source, OpenSource):
             self._marks[partition].append((table.num_rows, at_us))
 
     def reader(self, partition: int, offset: int, ahead: Ahead) -> PartitionReader:
-        """See OpenSource.reader: everything is in memory."""
+        """Everything is in memory."""
         return direct_reader(self, partition, offset)
 
     def ended(self, partition: int, offset: int) -> bool:

@@ -35,9 +35,8 @@ class Hidden:
 class Transactions(Protocol):
     """The transactions of one sink of one job."""
 
-    @property
-    def id(self) -> str:
-        """The name under which the sink's writers have their transactions."""
+    id: str
+    """The name under which the sink's writers have their transactions."""
 
     def hidden(self) -> Sequence[Hidden]:
         """Return what open transactions hide in the sink's target, whoever has them. Raises HoldfastError."""

@@ -59,7 +59,6 @@ class FilesSink(Repairs, Ownership, Sink):
 
     @property
     def traits(self) -> SinkTraits:
-        """See Sink.traits."""
         return SinkTraits(
             kind="Files",
             local_paths=local(self.path),
@@ -68,7 +67,6 @@ class FilesSink(Repairs, Ownership, Sink):
         )
 
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.check."""
         if upsert_key is not None:
             raise ConfigError(
                 f"{self.where}: the stream replaces rows by {list(upsert_key)}, but rows are only ever added to files",
@@ -89,7 +87,6 @@ class FilesSink(Repairs, Ownership, Sink):
             ) from error
 
     def prepare(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.prepare."""
         self.check(schema, upsert_key)
         if (meta := self._found()) is not None:
             self._compare(meta, schema)
@@ -100,7 +97,6 @@ class FilesSink(Repairs, Ownership, Sink):
             data.tidy(folders=False)  # of files that killed writers had begun; other folders may be the user's
 
     def probe(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> str:
-        """See ProbingSink.probe."""
         self.check(schema, upsert_key)
         if (meta := self._found()) is None:
             return "the first start creates the folder; files that are there already stay"
@@ -108,7 +104,6 @@ class FilesSink(Repairs, Ownership, Sink):
         return "the folder exists and fits the stream"
 
     def check_owner(self, job_uuid: str | None, name: str) -> None:
-        """See OwnedSink.check_owner."""
         for known in self._commits().refresh().tags:
             owner, _, rest = known.writer.partition("/")
             if rest.rpartition("/")[0] == name and owner != job_uuid:
@@ -121,19 +116,16 @@ class FilesSink(Repairs, Ownership, Sink):
                 )
 
     def accept(self, batch: pa.RecordBatch) -> None:
-        """See Sink.accept."""
         try:
             self.partitioning.folders(batch)
         except Unfit as error:
             raise unfit(self.where, error) from error
 
     def holding(self, job_uuid: str, name: str) -> Holding:
-        """See HeldSink.holding."""
         tail = self._commits().refresh()
         return Holding(tail.held(job_uuid, name), tail.newest_of(job_uuid, name))
 
     def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> FilesTarget:
-        """See Sink.open."""
         return self.opened(job_uuid, writer, claim)
 
     def opened(self, job_uuid: str, writer: Writer, claim: Claim | None = None, fault: Fault = no_fault) -> FilesTarget:
@@ -142,11 +134,9 @@ class FilesSink(Repairs, Ownership, Sink):
         return FilesTarget(self.where, stores, job_uuid, writer, self.file_bytes, claim, fault)
 
     def plan_repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
-        """See RepairableSink.plan_repair."""
         return plan_repair(self.where, self._commits(), self._sizes(), rewinding)
 
     def repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
-        """See RepairableSink.repair."""
         return repair(self.where, self._commits(), self._sizes(), rewinding)
 
     def _commits(self) -> Commits:

@@ -66,14 +66,13 @@ class FilesTarget(Target):
         """Files of deliveries that were not completed, which a commit in doubt may name."""
 
     def delivered(self) -> Tag | None:
-        """See Target.delivered. First completes what a crash after a commit left."""
+        """First completes what a crash after a commit left."""
         tail = self._commits.refresh()
         admit(self._where, tail, self._by)
         self._commits.settle()
         return tail.tag_of(self._name)
 
     def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch], known: Tag | None = None) -> Outcome:
-        """See Target.deliver."""
         self._commits.refresh()
         if (found := self._covered(tag, known)) is not None:
             return found
@@ -99,10 +98,10 @@ class FilesTarget(Target):
         )
 
     def forget(self, through: Tag) -> None:
-        """See Target.forget. No row is replaced, so there are no before-images."""
+        """No row is replaced, so there are no before-images."""
 
     def close(self) -> None:
-        """See Target.close. A commit in doubt stays in doubt; the next target finds it or does not."""
+        """A commit in doubt stays in doubt; the next target finds it or does not."""
         self._commits.close()
 
     def _covered(self, tag: Tag, known: Tag | None) -> AlreadyDelivered | None:

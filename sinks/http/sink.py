@@ -97,7 +97,7 @@ class Http(Sink):
 
     @property
     def traits(self) -> SinkTraits:
-        """See Sink.traits. What was sent cannot be taken back."""
+        """What was sent cannot be taken back."""
         return SinkTraits(
             kind="Http",
             local_paths=local(self.progress),
@@ -106,7 +106,6 @@ class Http(Sink):
         )
 
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.check."""
         if upsert_key is not None:
             raise ConfigError(
                 f"{self.where}: the stream replaces rows by {list(upsert_key)}, but a request only adds rows",
@@ -118,13 +117,12 @@ class Http(Sink):
         self._noted.check(schema, None)
 
     def prepare(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.prepare. Connects to the receiver, and sends nothing."""
+        """Connects to the receiver, and sends nothing."""
         self.check(schema, upsert_key)
         self._client().connect()
         self._noted.prepare(schema, None)
 
     def probe(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> str:
-        """See ProbingSink.probe."""
         self.check(schema, upsert_key)
         found = self._noted.probe(schema, None)
         self._client().connect()
@@ -135,11 +133,9 @@ class Http(Sink):
         return self._noted
 
     def accept(self, batch: pa.RecordBatch) -> None:
-        """See Sink.accept."""
         check_finite(self.where, batch)
 
     def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> HttpTarget:
-        """See Sink.open."""
         return self.opened(job_uuid, writer, claim)
 
     def opened(self, job_uuid: str, writer: Writer, claim: Claim | None = None, fault: Fault = no_fault) -> HttpTarget:

@@ -34,7 +34,6 @@ class RepeatingKafka(ImmediateSink):
 
     @property
     def key(self) -> tuple[str, ...] | None:
-        """See Sink.key."""
         return self.topic.key
 
     @property
@@ -44,7 +43,6 @@ class RepeatingKafka(ImmediateSink):
 
     @property
     def traits(self) -> SinkTraits:
-        """See Sink.traits."""
         known = self.topic.traits
         return SinkTraits(
             kind=f"{IMMEDIATE}{known.kind}",
@@ -55,34 +53,29 @@ class RepeatingKafka(ImmediateSink):
         )
 
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.check."""
         self.topic.check_rows(schema, upsert_key)
 
     def prepare(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.prepare."""
         self.check(schema, upsert_key)
         self.topic.prepare_rows(upsert_key, tagged=False)
 
     def probe(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> str:
-        """See ProbingSink.probe."""
         self.check(schema, upsert_key)
         return self.topic.probe_rows(tagged=False)
 
     def accept(self, batch: pa.RecordBatch) -> None:
-        """See Sink.accept."""
         self.topic.accept(batch)
 
     def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> KafkaTarget:
-        """See Sink.open; nothing is ever staged for it."""
+        """Nothing is ever staged for it."""
         return self.topic.open(job_uuid, writer, claim)
 
     def open_immediate(self, owner: Owner) -> ImmediateTarget:
-        """See ImmediateSink.open_immediate."""
         check_client()
         from holdfast.sinks.kafka.plain import PlainProducer
 
         return RepeatingTarget(lambda: PlainProducer(self.topic.place), self.topic.records())
 
     def written(self, job_uuid: str, sink: str) -> tuple[Written, ...]:
-        """See ImmediateSink.written: a topic without tags knows of no partition."""
+        """A topic without tags knows of no partition."""
         return ()

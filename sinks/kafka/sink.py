@@ -59,7 +59,7 @@ class KafkaSink(Ownership, Transacts, Sink):
 
     @property
     def traits(self) -> SinkTraits:
-        """See Sink.traits. Its key replaces nothing: every record is kept, and none can be taken back."""
+        """Its key replaces nothing: every record is kept, and none can be taken back."""
         return SinkTraits(
             kind="Kafka",
             local_paths=(),
@@ -69,7 +69,6 @@ class KafkaSink(Ownership, Transacts, Sink):
         )
 
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.check."""
         self.check_rows(schema, upsert_key)
         self.check_name()
 
@@ -96,7 +95,6 @@ class KafkaSink(Ownership, Transacts, Sink):
         self.values.check(self.where, schema, self.key or ())
 
     def prepare(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.prepare."""
         self.check(schema, upsert_key)
         self.prepare_rows(upsert_key, tagged=True)
 
@@ -115,7 +113,6 @@ class KafkaSink(Ownership, Transacts, Sink):
         prepare(self.place, keyed=self.key is not None, replaces=upsert_key is not None, tagged=tagged)
 
     def probe(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> str:
-        """See ProbingSink.probe."""
         self.check(schema, upsert_key)
         return self.probe_rows(tagged=True)
 
@@ -130,11 +127,9 @@ class KafkaSink(Ownership, Transacts, Sink):
         return probe(self.place, keyed=self.key is not None, tagged=tagged)
 
     def accept(self, batch: pa.RecordBatch) -> None:
-        """See Sink.accept."""
         self._encoding().accept(batch)
 
     def check_owner(self, job_uuid: str | None, name: str) -> None:
-        """See OwnedSink.check_owner."""
         progress = self._progress()
         check_rows_fit(self.where, progress, "the job was not started, the topic was not changed")
         for owner, tag in progress.others(job_uuid, name):
@@ -147,7 +142,6 @@ class KafkaSink(Ownership, Transacts, Sink):
             )
 
     def holding(self, job_uuid: str, name: str) -> Holding:
-        """See HeldSink.holding."""
         progress = self._progress()
         known, replaced = progress.topic_of(job_uuid, name), None
         if known is not None:
@@ -157,12 +151,10 @@ class KafkaSink(Ownership, Transacts, Sink):
         return Holding(progress.held(job_uuid, name), progress.newest(job_uuid, name), taken_back=replaced)
 
     def transactions(self, job_uuid: str, name: str) -> KafkaTransactions:
-        """See TransactionalSink.transactions."""
         check_client()
         return KafkaTransactions(self.place, transactional_id(job_uuid, name))
 
     def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> KafkaTarget:
-        """See Sink.open."""
         return self.opened(job_uuid, writer, claim)
 
     def opened(self, job_uuid: str, writer: Writer, claim: Claim | None = None, fault: Fault = no_fault) -> KafkaTarget:

@@ -122,7 +122,7 @@ def repair(
     key: tuple[str, ...] | None,
     fault: Fault = no_fault,
 ) -> Repair:
-    """Do what `plan` says, in one commit on the version that was planned for. Raises as RepairableSink.repair."""
+    """Do what `plan` says, in one commit on the version that was planned for. Raises as Repairs.repair."""
     fault("before_begin")
     for _ in range(ATTEMPTS_MAX):
         table = connection.latest()

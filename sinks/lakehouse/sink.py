@@ -78,16 +78,6 @@ class LakehouseSink(Repairs, Ownership, Sink, Generic[V]):
 
     @property
     @abstractmethod
-    def where(self) -> str:
-        """How messages name the target."""
-
-    @property
-    @abstractmethod
-    def traits(self) -> SinkTraits:
-        """See Sink.traits."""
-
-    @property
-    @abstractmethod
     def _columns(self) -> Columns:
         """How rows become rows of the table."""
 
@@ -114,11 +104,9 @@ class LakehouseSink(Repairs, Ownership, Sink, Generic[V]):
         )
 
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.check."""
         self._columns.check(schema, upsert_key)
 
     def prepare(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.prepare."""
         self.check(schema, upsert_key)
         with closing(self._connection()) as connection:
             if (table := self._found(connection)) is None:
@@ -127,7 +115,6 @@ class LakehouseSink(Repairs, Ownership, Sink, Generic[V]):
             self._compare(table, schema)
 
     def probe(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> str:
-        """See ProbingSink.probe."""
         self.check(schema, upsert_key)
         with closing(self._connection()) as connection:
             if (table := self._found(connection)) is None:
@@ -136,11 +123,10 @@ class LakehouseSink(Repairs, Ownership, Sink, Generic[V]):
             return f"the table, at version {table.version}, has the columns of the stream"
 
     def accept(self, batch: pa.RecordBatch) -> None:
-        """See Sink.accept."""
         self._columns.accept(batch)
 
     def check_owner(self, job_uuid: str | None, name: str) -> None:
-        """See OwnedSink.check_owner. Of a table with a key, `holding` reports the sink that it belongs to."""
+        """Of a table with a key, `holding` reports the sink that it belongs to."""
         ours = (job_uuid or "", name)
         with closing(self._connection()) as connection:
             table = connection.latest()
@@ -152,7 +138,6 @@ class LakehouseSink(Repairs, Ownership, Sink, Generic[V]):
             raise at_start(belongs_to(self.where, job_uuid, rival))
 
     def holding(self, job_uuid: str, name: str) -> Holding:
-        """See HeldSink.holding."""
         with closing(self._connection()) as connection:
             if (table := connection.found()) is None:
                 return Holding(None, None)
@@ -163,7 +148,6 @@ class LakehouseSink(Repairs, Ownership, Sink, Generic[V]):
             return Holding(book.held(job_uuid, name), newest, rival, lost)
 
     def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> TableTarget:
-        """See Sink.open."""
         return self.opened(job_uuid, writer, claim)
 
     def opened(self, job_uuid: str, writer: Writer, claim: Claim | None = None, fault: Fault = no_fault) -> TableTarget:
@@ -172,12 +156,10 @@ class LakehouseSink(Repairs, Ownership, Sink, Generic[V]):
         return TableTarget(self.where, self._connection(), read, self.key, job_uuid, writer, claim, fault)
 
     def plan_repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
-        """See RepairableSink.plan_repair."""
         with closing(self._connection()) as connection:
             return plan(self.where, connection.latest(), rewinding, self.key).repair
 
     def repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
-        """See RepairableSink.repair."""
         return self.repaired(rewinding)
 
     def repaired(self, rewinding: Rewinding, fault: Fault = no_fault) -> Repair:

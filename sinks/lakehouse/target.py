@@ -112,13 +112,11 @@ class TableTarget(Target):
     fault: Fault = field(default=no_fault)
 
     def delivered(self) -> Tag | None:
-        """See Target.delivered."""
         book = self._book(self.connection.latest())
         self._check_owner(book)
         return book.tag_of(self.job_uuid, self.writer)
 
     def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch], known: Tag | None = None) -> Outcome:
-        """See Target.deliver."""
         if (found := self._covered(self._book(self.connection.latest()), tag, known)) is not None:
             return found
         count, rows = self.read(batches)
@@ -142,10 +140,9 @@ class TableTarget(Target):
         )
 
     def forget(self, through: Tag) -> None:
-        """See Target.forget. Older versions of the table are the before-images; its own maintenance drops them."""
+        """Older versions of the table are the before-images; its own maintenance drops them."""
 
     def close(self) -> None:
-        """See Target.close."""
         self.connection.close()
 
     @property

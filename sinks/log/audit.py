@@ -33,7 +33,7 @@ ROUNDS_MAX = 3
 
 
 def contents(where: str, store: ObjectStore, query: AuditQuery) -> TargetContents:
-    """See AuditableSink.contents."""
+    """See Audits.contents."""
     meta = read_meta(store)
     if meta is None:
         raise Gone(f"{where}: there is no log; there was, when the job ran")

@@ -98,7 +98,7 @@ class LogSink(Repairs, Audits, Ownership, Sink):
 
     @property
     def traits(self) -> SinkTraits:
-        """See Sink.traits. Its key replaces nothing: every row is kept."""
+        """Its key replaces nothing: every row is kept."""
         return SinkTraits(
             kind="Log",
             local_paths=local(self.path),
@@ -108,7 +108,6 @@ class LogSink(Repairs, Audits, Ownership, Sink):
         )
 
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.check."""
         upserts = upsert_key is not None
         check_key(self.where, schema, upsert_key, self.key if upserts else None)
         stored = self._stored(schema, upserts)
@@ -121,7 +120,6 @@ class LogSink(Repairs, Audits, Ownership, Sink):
         self._check_key(schema, self.key or ())
 
     def prepare(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.prepare."""
         self.check(schema, upsert_key)
         upserts = upsert_key is not None
         store = open_objects(self.path)
@@ -133,7 +131,6 @@ class LogSink(Repairs, Audits, Ownership, Sink):
             self._check_existing(store, meta, schema, upsert_key)
 
     def probe(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> str:
-        """See ProbingSink.probe."""
         self.check(schema, upsert_key)
         store = open_objects(self.path, writable=False)
         meta = read_meta(store)
@@ -166,7 +163,6 @@ class LogSink(Repairs, Audits, Ownership, Sink):
             )
 
     def check_owner(self, job_uuid: str | None, name: str) -> None:
-        """See OwnedSink.check_owner."""
         for known in LogReader(open_objects(self.path, writable=False)).tags():
             owner, _, rest = known.writer.partition("/")
             if rest.rpartition("/")[0] == name and owner != job_uuid:
@@ -179,7 +175,6 @@ class LogSink(Repairs, Audits, Ownership, Sink):
                 )
 
     def accept(self, batch: pa.RecordBatch) -> None:
-        """See Sink.accept."""
         if OP in batch.schema.names:
             check_null_keys(self.where, self.key, batch)
             return
@@ -193,11 +188,9 @@ class LogSink(Repairs, Audits, Ownership, Sink):
                 )
 
     def holding(self, job_uuid: str, name: str) -> Holding:
-        """See HeldSink.holding."""
         return holding(LogReader(open_objects(self.path, writable=False)).newest(), job_uuid, name)
 
     def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> LogTarget:
-        """See Sink.open."""
         return LogTarget(self.where, lambda: open_objects(self.path, writable=False), job_uuid, writer, claim=claim)
 
     @property
@@ -205,15 +198,12 @@ class LogSink(Repairs, Audits, Ownership, Sink):
         return LogUploader(lambda: open_objects(self.path, writable=False), placed)
 
     def plan_repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
-        """See RepairableSink.plan_repair."""
         return plan_repair(self.where, open_objects(self.path, writable=False), rewinding)
 
     def repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
-        """See RepairableSink.repair."""
         return repair(self.where, open_objects(self.path, writable=False), rewinding)
 
     def contents(self, query: AuditQuery) -> TargetContents:
-        """See AuditableSink.contents."""
         return log_audit.contents(self.where, open_objects(self.path, writable=False), query)
 
     def _stored(self, schema: pa.Schema, upserts: bool) -> pa.Schema:
@@ -289,13 +279,11 @@ class LogTarget(Target):
         self._leftovers = Leftovers()
 
     def delivered(self) -> Tag | None:
-        """See Target.delivered."""
         tail = self._log().newest()
         self._admit(tail)
         return tail.tag_of(self._name)
 
     def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch], known: Tag | None = None) -> Outcome:
-        """See Target.deliver."""
         log = self._log()
         tail = log.newest()
         self._admit(tail, known, tag)
@@ -305,7 +293,6 @@ class LogTarget(Target):
         return self._append(log, tag, list(batches), (), known)
 
     def deliver_uploaded(self, output: UploadedOutput, known: Tag | None = None) -> Outcome:
-        """See UploadedTarget.deliver_uploaded."""
         log, tag = self._log(), output.tag
         tail = log.newest()
         self._admit(tail, known, tag)
@@ -348,7 +335,7 @@ class LogTarget(Target):
         """A log replaces no row, so there are no before-images."""
 
     def close(self) -> None:
-        """See Target.close. An append in doubt stays in doubt; the next target reads its outcome in the log."""
+        """An append in doubt stays in doubt; the next target reads its outcome in the log."""
         self._opened = None
 
     def _log(self) -> LogWriter:
@@ -396,7 +383,7 @@ SEALED = "the log is sealed: nothing can be added to it, not even the record of 
 
 
 def plan_repair(where: str, store: ObjectStore, rewinding: Rewinding) -> Repair:
-    """See RepairableSink.plan_repair."""
+    """See Repairs.plan_repair."""
     commits = Commits(store, _meta_of(where, store))
     back = _back(where, rewinding)
     back.admit(commits.tail)
@@ -410,7 +397,7 @@ def plan_repair(where: str, store: ObjectStore, rewinding: Rewinding) -> Repair:
 
 
 def repair(where: str, store: ObjectStore, rewinding: Rewinding, pause: Callable[[float], None] = time.sleep) -> Repair:
-    """See RepairableSink.repair. Tags and void ranges are one commit."""
+    """See Repairs.repair. Tags and void ranges are one commit."""
     commits = Commits(store, _meta_of(where, store))
     back = _back(where, rewinding)
     back.admit(commits.tail)

@@ -24,7 +24,6 @@ class RepeatingTable(MemorySink, ImmediateSink):
 
     @property
     def traits(self) -> SinkTraits:
-        """See Sink.traits."""
         return replace(super().traits, repeats=True)
 
     @property
@@ -32,11 +31,10 @@ class RepeatingTable(MemorySink, ImmediateSink):
         """Rows without tags cannot be taken back."""
 
     def open_immediate(self, owner: Owner) -> ImmediateTarget:
-        """See ImmediateSink.open_immediate."""
         return RepeatingMemoryTarget(self)
 
     def written(self, job_uuid: str, sink: str) -> tuple[Written, ...]:
-        """See ImmediateSink.written: a table without tags knows of no partition."""
+        """A table without tags knows of no partition."""
         return ()
 
     def put(self, batches: Sequence[pa.RecordBatch]) -> None:
@@ -63,7 +61,7 @@ class RepeatingTable(MemorySink, ImmediateSink):
             self._kept[key] = values
 
 
-class RepeatingMemoryTarget:
+class RepeatingMemoryTarget(ImmediateTarget):
     """One owner's access to a RepeatingTable. See immediate.ImmediateTarget."""
 
     def __init__(self, table: RepeatingTable) -> None:
@@ -73,7 +71,6 @@ class RepeatingMemoryTarget:
         """Nothing can be fenced without tags."""
 
     def write(self, origin: Origin, offset: int, batches: Sequence[pa.RecordBatch]) -> int:
-        """See ImmediateTarget.write."""
         self._table.put(batches)
         return 0
 

@@ -110,7 +110,6 @@ class MemorySink(Repairs, Ownership, Sink):
 
     @property
     def key(self) -> tuple[str, ...] | None:
-        """See Sink.key."""
         return self._key
 
     @property
@@ -120,7 +119,6 @@ class MemorySink(Repairs, Ownership, Sink):
 
     @property
     def traits(self) -> SinkTraits:
-        """See Sink.traits."""
         return SinkTraits(
             kind=type(self).__name__,
             local_paths=(),
@@ -129,11 +127,9 @@ class MemorySink(Repairs, Ownership, Sink):
         )
 
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.check."""
         check_key("memory sink", schema, upsert_key, self._key)
 
     def prepare(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.prepare."""
         self.check(schema, upsert_key)
         with self._lock:
             if self._schema is not None and self._schema.names != schema.names:
@@ -148,11 +144,9 @@ class MemorySink(Repairs, Ownership, Sink):
         self._schema = None
 
     def accept(self, batch: pa.RecordBatch) -> None:
-        """See Sink.accept."""
         check_null_keys("memory sink", self._key, batch)
 
     def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> MemoryTarget:
-        """See Sink.open."""
         return MemoryTarget(self, job_uuid, writer, claim)
 
     @property
@@ -160,7 +154,7 @@ class MemorySink(Repairs, Ownership, Sink):
         return self if self._commits_once else None
 
     def upload(self, upload: Upload, batches: Iterable[pa.RecordBatch]) -> str:
-        """See Uploader.upload."""
+        """Keep the rows beside the table."""
         within = f"{upload.job_uuid}/{upload.sink}/{upload.timeline}/{upload.epoch:012d}"
         name = f"{within}/{upload.generation}-{upload.worker}"
         with self._lock:
@@ -168,7 +162,7 @@ class MemorySink(Repairs, Ownership, Sink):
         return name
 
     def sweep(self, job_uuid: str, sink: str, timeline: int, after: int, before: int) -> None:
-        """See Uploader.sweep."""
+        """Drop what `swept` lists."""
         with self._lock:
             for name in self.swept(job_uuid, sink, timeline, after, before):
                 del self._uploaded[name]
@@ -186,7 +180,6 @@ class MemorySink(Repairs, Ownership, Sink):
         return [*(batch for each in found for batch in each or ()), *left]
 
     def holding(self, job_uuid: str, name: str) -> Holding:
-        """See HeldSink.holding."""
         with self._lock:
             return Holding(self._owners.get((job_uuid, name)), self._newest(job_uuid, name))
 
@@ -234,7 +227,7 @@ class MemorySink(Repairs, Ownership, Sink):
         known: Tag | None = None,
         claim: Claim | None = None,
     ) -> Outcome:
-        """See Target.deliver."""
+        """Deliver one epoch of a writer."""
         return self.deliver_together(job_uuid, writer, [EpochOutput(tag, batches)], known, claim)
 
     def deliver_together(
@@ -245,7 +238,7 @@ class MemorySink(Repairs, Ownership, Sink):
         known: Tag | None = None,
         claim: Claim | None = None,
     ) -> Outcome:
-        """See MergingTarget.deliver_together."""
+        """Deliver several epochs of a writer in one assignment."""
         first, last = epochs[0].tag, epochs[-1].tag
         where = f"memory sink {writer.sink!r}, writer {writer.subtask}"
         standing = self.compared(job_uuid, writer, claim)
@@ -269,7 +262,7 @@ class MemorySink(Repairs, Ownership, Sink):
         return Delivered(sum(len(rows) for _, rows in incoming))
 
     def forget(self, job_uuid: str, writer: Writer, through: Tag) -> None:
-        """See Target.forget."""
+        """Drop the before-images of a writer up to a tag."""
         with self._lock:
             ours = [image for image in self._before if (image.job_uuid, image.writer) == (job_uuid, writer)]
             gone = {image.tag for image in ours if _is_up_to(image, through)}
@@ -282,13 +275,11 @@ class MemorySink(Repairs, Ownership, Sink):
                 ]
 
     def plan_repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
-        """See RepairableSink.plan_repair."""
         with self._lock:
             self.check_claim(rewinding.job_uuid, rewinding.sink, rewinding.claim)
             return self._planned(rewinding)[0]
 
     def repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
-        """See RepairableSink.repair."""
         self.fault("before_begin")
         with self._lock:
             self.check_claim(rewinding.job_uuid, rewinding.sink, rewinding.claim)
@@ -428,23 +419,18 @@ class MemoryTarget(Merges, Target):
         self._sink, self._job, self._writer, self._claim = sink, job_uuid, writer, claim
 
     def delivered(self) -> Tag | None:
-        """See Target.delivered."""
         return self._sink.compared(self._job, self._writer, self._claim)
 
     def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch], known: Tag | None = None) -> Outcome:
-        """See Target.deliver."""
         return self._sink.deliver(self._job, self._writer, tag, batches, known, self._claim)
 
     def deliver_uploaded(self, output: UploadedOutput, known: Tag | None = None) -> Outcome:
-        """See UploadedTarget.deliver_uploaded."""
         return self.deliver(output.tag, self._sink.whole(output), known)
 
     def deliver_together(self, epochs: Sequence[EpochOutput], known: Tag | None = None) -> Outcome:
-        """See MergingTarget.deliver_together."""
         return self._sink.deliver_together(self._job, self._writer, epochs, known, self._claim)
 
     def forget(self, through: Tag) -> None:
-        """See Target.forget."""
         self._sink.check_claim(self._job, self._writer.sink, self._claim)
         self._sink.forget(self._job, self._writer, through)
 

@@ -54,12 +54,10 @@ class Console(Repairs, Ownership, Sink):
 
     @property
     def where(self) -> str:
-        """See Sink.where."""
         return "the console"
 
     @property
     def traits(self) -> SinkTraits:
-        """See Sink.traits."""
         local_paths = (self.path,) if self.path else ()
         return SinkTraits(kind="Console", local_paths=local_paths, place={"path": self.path})
 
@@ -70,27 +68,24 @@ class Console(Repairs, Ownership, Sink):
         return sink
 
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.check. Every row can be printed."""
+        """Every row can be printed."""
 
     def prepare(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.prepare."""
         Path(self.path).mkdir(mode=0o700, parents=True, exist_ok=True)
         self._tags().prepare(_NO_ROWS, None)
 
     def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> ConsoleTarget:
-        """See Sink.open."""
         return ConsoleTarget(Path(self.path), self._upsert_key, self._tags().open(job_uuid, writer, claim), writer)
 
     def holding(self, job_uuid: str, name: str) -> Holding:
-        """See Ownership.holding."""
         return self._tags().holding(job_uuid, name)
 
     def plan_repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
-        """See RepairableSink.plan_repair. No row is taken back."""
+        """No row is taken back."""
         return self._tags().plan_repair(rewinding, _NO_ROWS, None)
 
     def repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
-        """See RepairableSink.repair. Moves the tags."""
+        """Moves the tags."""
         return self._tags().repair(rewinding, _NO_ROWS, None)
 
     def _tags(self) -> SQLite:
@@ -104,22 +99,18 @@ class ConsoleTarget(Target):
         self._folder, self._key, self._tags, self._writer = folder, key, tags, writer
 
     def delivered(self) -> Tag | None:
-        """See Target.delivered."""
         return self._tags.delivered()
 
     def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch], known: Tag | None = None) -> Outcome:
-        """See Target.deliver."""
         standing = self._tags.delivered()
         if standing is None or standing < tag:
             self._write(tag, "".join(f"{line}\n" for batch in batches for line in lines_of(batch, self._key)))
         return self._tags.deliver(tag, (), known)
 
     def forget(self, through: Tag) -> None:
-        """See Target.forget."""
         self._tags.forget(through)
 
     def close(self) -> None:
-        """See Target.close."""
         self._tags.close()
 
     def _write(self, tag: Tag, text: str) -> None:

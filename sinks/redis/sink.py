@@ -82,7 +82,7 @@ class Redis(Ownership, Sink):
 
     @property
     def traits(self) -> SinkTraits:
-        """See Sink.traits. No before-images are kept, as they would fill the memory: no rewind takes rows back."""
+        """No before-images are kept, as they would fill the memory: no rewind takes rows back."""
         return SinkTraits(
             kind="Redis",
             local_paths=(),
@@ -93,12 +93,11 @@ class Redis(Ownership, Sink):
         )
 
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.check."""
         check_key(self.where, schema, upsert_key, self.key)
         check_forms(self.where, schema, self.key)
 
     def prepare(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.prepare. Notes the columns of the rows, which shows that this user may write."""
+        """Notes the columns of the rows, which shows that this user may write."""
         self.check(schema, upsert_key)
         with closing(self._connection()) as connection:
             server = connection.server()
@@ -110,7 +109,6 @@ class Redis(Ownership, Sink):
             _log.warning("%s", warning)
 
     def probe(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> str:
-        """See ProbingSink.probe."""
         self.check(schema, upsert_key)
         with closing(self._connection()) as connection:
             server = connection.server()
@@ -124,11 +122,10 @@ class Redis(Ownership, Sink):
         return f"the rows under the prefix have the columns of the stream{risks}"
 
     def accept(self, batch: pa.RecordBatch) -> None:
-        """See Sink.accept."""
         self._rows().accept(batch)
 
     def check_owner(self, job_uuid: str | None, name: str) -> None:
-        """See OwnedSink.check_owner. Rows of two jobs under one prefix would replace each other."""
+        """Rows of two jobs under one prefix would replace each other."""
         with closing(self._connection()) as connection:
             other = connection.book().another_job(job_uuid, name)
         if other is not None:
@@ -140,13 +137,11 @@ class Redis(Ownership, Sink):
             )
 
     def holding(self, job_uuid: str, name: str) -> Holding:
-        """See HeldSink.holding."""
         with closing(self._connection()) as connection:
             book = connection.book()
         return Holding(book.held(job_uuid, name), book.newest(job_uuid, name), book.rival(job_uuid, name))
 
     def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> RedisTarget:
-        """See Sink.open."""
         return self.opened(job_uuid, writer, claim)
 
     def opened(self, job_uuid: str, writer: Writer, claim: Claim | None = None, fault: Fault = no_fault) -> RedisTarget:

@@ -62,7 +62,7 @@ class Connection(Protocol):
 
 
 class RedisTarget(Merges, Target):
-    """One writer's access to the keys. See contract.MergingTarget.
+    """One writer's access to the keys. See contract.Merges.
 
     Args:
         where: How messages name the target.
@@ -89,17 +89,14 @@ class RedisTarget(Merges, Target):
         self._job, self._writer, self._claim, self._fault = job_uuid, writer, claim, fault
 
     def delivered(self) -> Tag | None:
-        """See Target.delivered."""
         book = self._connection.book()
         self._must_take_over(book)
         return book.tag_of(self._job, self._writer)
 
     def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch], known: Tag | None = None) -> Outcome:
-        """See Target.deliver."""
         return self.deliver_together([EpochOutput(tag, batches)], known)
 
     def deliver_together(self, epochs: Sequence[EpochOutput], known: Tag | None = None) -> Outcome:
-        """See MergingTarget.deliver_together."""
         first, last = epochs[0].tag, epochs[-1].tag
         book = self._connection.book()
         if (found := self._covered(book, first, known)) is not None:
@@ -125,10 +122,9 @@ class RedisTarget(Merges, Target):
         )
 
     def forget(self, through: Tag) -> None:
-        """See Target.forget. There are no before-images."""
+        """There are no before-images."""
 
     def close(self) -> None:
-        """See Target.close."""
         self._connection.close()
 
     def _covered(self, book: Book, first: Tag, known: Tag | None) -> AlreadyDelivered | None:

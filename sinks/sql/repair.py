@@ -65,7 +65,7 @@ def create_horizon(s: Session) -> None:
 
 
 def plan_repair(sink: SqlTable, rewinding: Rewinding, schema: pa.Schema) -> Repair:
-    """See RepairableSink.plan_repair."""
+    """See Repairs.plan_repair."""
     with _opened(sink, rewinding, schema) as undoing:
         s = undoing.s
         s.dialect.begin_read(s.db)
@@ -79,7 +79,7 @@ def plan_repair(sink: SqlTable, rewinding: Rewinding, schema: pa.Schema) -> Repa
 
 
 def repair(sink: SqlTable, rewinding: Rewinding, schema: pa.Schema, fault: Fault = no_fault) -> Repair:
-    """See RepairableSink.repair."""
+    """See Repairs.repair."""
     with _opened(sink, rewinding, schema) as undoing:
         s = undoing.s
         fault("before_begin")

@@ -51,16 +51,6 @@ class TableSink(Repairs, Audits, Ownership, Sink):
     def dialect(self) -> Dialect:
         """The database and its place."""
 
-    @property
-    @abstractmethod
-    def where(self) -> str:
-        """How messages name the target."""
-
-    @property
-    @abstractmethod
-    def traits(self) -> SinkTraits:
-        """See Sink.traits."""
-
     def traits_of(
         self,
         kind: str,
@@ -84,18 +74,16 @@ class TableSink(Repairs, Audits, Ownership, Sink):
         return self.delivery == "idempotent"
 
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.check."""
         self._check_delivery(schema)
         check_table_name(self.where, self.dialect, self.table)
         check_key(self.where, schema, upsert_key, self.key)
         check_columns(self.where, self.dialect, schema)
 
     def prepare(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.prepare."""
         self._set_up(schema, upsert_key, keep=True)
 
     def probe(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> str:
-        """See ProbingSink.probe. It does what `prepare` does, and rolls it back."""
+        """It does what `prepare` does, and rolls it back."""
         self.check(schema, upsert_key)
         try:
             self.dialect.identity()
@@ -126,16 +114,13 @@ class TableSink(Repairs, Audits, Ownership, Sink):
         return existed
 
     def accept(self, batch: pa.RecordBatch) -> None:
-        """See Sink.accept."""
         check_null_keys(self.where, self.key, batch)
         check_values(self.where, batch)
 
     def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> SqlTarget:
-        """See Sink.open."""
         return SqlTarget(self, job_uuid, writer, claim=claim)
 
     def holding(self, job_uuid: str, name: str) -> Holding:
-        """See HeldSink.holding."""
         with translated(self.dialect, self.where), closing(self.dialect.connect("read")) as db:
             s = Session(self.dialect, db)
 
@@ -152,7 +137,7 @@ class TableSink(Repairs, Audits, Ownership, Sink):
         return ImmediateTable(self) if self.tags_rows else None
 
     def check_owner(self, job_uuid: str | None, name: str) -> None:
-        """See OwnedSink.check_owner. Refuse also what this sink of this job has written immediately until now."""
+        """Refuse also what this sink of this job has written immediately until now."""
         if self.tags_rows:
             immediate.refuse_fenced(self, job_uuid, name)
         with translated(self.dialect, self.where), closing(self.dialect.connect("read")) as db:
@@ -160,15 +145,12 @@ class TableSink(Repairs, Audits, Ownership, Sink):
             s.at_one_moment(lambda: claims.refuse_namesake(s, self, (job_uuid or "", name)))
 
     def plan_repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
-        """See RepairableSink.plan_repair."""
         return plan_repair(self, rewinding, schema)
 
     def repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
-        """See RepairableSink.repair."""
         return repair(self, rewinding, schema)
 
     def contents(self, query: AuditQuery) -> TargetContents:
-        """See AuditableSink.contents."""
         return audit.contents(self, query)
 
     def _check_delivery(self, schema: pa.Schema) -> None:
@@ -211,7 +193,6 @@ class ImmediateTable(Ownership, ImmediateSink):
 
     @property
     def key(self) -> tuple[str, ...] | None:
-        """See Sink.key."""
         return self.table.key
 
     @property
@@ -221,7 +202,7 @@ class ImmediateTable(Ownership, ImmediateSink):
 
     @property
     def traits(self) -> SinkTraits:
-        """See Sink.traits; recorded shapes of jobs know this kind, those of earlier versions without a place."""
+        """Recorded shapes of jobs know this kind, those of earlier versions without a place."""
         return SinkTraits(
             kind=f"{IMMEDIATE}{self.table.traits.kind}",
             local_paths=self.table.traits.local_paths,
@@ -232,16 +213,13 @@ class ImmediateTable(Ownership, ImmediateSink):
         )
 
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.check."""
         self.table.check(schema, upsert_key)
 
     def prepare(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.prepare."""
         self.table.prepare(schema, upsert_key)
         immediate.prepare_fence(self.table)
 
     def probe(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> str:
-        """See ProbingSink.probe."""
         return self.table.probe(schema, upsert_key)
 
     def check_owner(self, job_uuid: str | None, name: str) -> None:
@@ -249,21 +227,17 @@ class ImmediateTable(Ownership, ImmediateSink):
         immediate.refuse_delivered(self.table, job_uuid, name)
 
     def accept(self, batch: pa.RecordBatch) -> None:
-        """See Sink.accept."""
         self.table.accept(batch)
 
     def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> SqlTarget:
-        """See Sink.open; nothing is ever staged for it."""
+        """Nothing is ever staged for it."""
         return self.table.open(job_uuid, writer, claim)
 
     def holding(self, job_uuid: str, name: str) -> Holding:
-        """See HeldSink.holding."""
         return self.table.holding(job_uuid, name)
 
     def open_immediate(self, owner: Owner) -> ImmediateTarget:
-        """See ImmediateSink.open_immediate."""
         return immediate.ImmediateSqlTarget(self.table, owner)
 
     def written(self, job_uuid: str, sink: str) -> tuple[Written, ...]:
-        """See ImmediateSink.written."""
         return immediate.written(self.table, job_uuid, sink)

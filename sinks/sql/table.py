@@ -48,7 +48,7 @@ class SqlTable(Protocol):
         """Whether every row carries its tag."""
 
     def accept(self, batch: pa.RecordBatch) -> None:
-        """See Sink.accept."""
+        """Refuse rows that the table can never take."""
 
 
 @dataclass(frozen=True)

@@ -63,16 +63,13 @@ class SqlTarget(Merges, Target):
         self._connection = WriterConnection(sink, self._where)
 
     def delivered(self) -> Tag | None:
-        """See Target.delivered."""
         with self._connection.session() as s:
             return self._look(s)
 
     def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch], known: Tag | None = None) -> Outcome:
-        """See Target.deliver."""
         return self.deliver_together([EpochOutput(tag, batches)], known)
 
     def deliver_together(self, epochs: Sequence[EpochOutput], known: Tag | None = None) -> Outcome:
-        """See MergingTarget.deliver_together."""
         first, last = epochs[0].tag, epochs[-1].tag
         with self._connection.session() as s:
             standing = self._look(s)
@@ -101,7 +98,6 @@ class SqlTarget(Merges, Target):
             return Delivered(sum(rows))
 
     def forget(self, through: Tag) -> None:
-        """See Target.forget."""
         with self._connection.session() as s:
             s.dialect.begin_write(s.db)
             self._check_owner(s, hold=True)
@@ -111,7 +107,6 @@ class SqlTarget(Merges, Target):
             s.commit()
 
     def close(self) -> None:
-        """See Target.close."""
         self._connection.close()
 
     def _look(self, s: Session) -> Tag | None:

@@ -47,11 +47,9 @@ class ListedSource(Source, OpenSource):
         return self._source.ended(partition, offset)
 
     def open(self) -> ListedSource:
-        """See Source.open."""
         return self
 
     def partitions(self) -> list[int]:
-        """See OpenSource.partitions."""
         return self._process.call(self._list, _listing)
 
     def _list(self) -> list[int]:

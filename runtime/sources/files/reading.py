@@ -122,7 +122,7 @@ class OpenFiles(OpenSource):
         return 0
 
     def whole_from(self, partition: int) -> int:
-        """See SparseSource.whole_from: files that were read may go."""
+        """Files that were read may go."""
         with self._lock, self._catalogue_lock:
             self._catalogue.refresh()
             return self._catalogue.whole_from(partition, {file.name: file for file in self._folder.files()})
@@ -132,7 +132,6 @@ class OpenFiles(OpenSource):
         return found.batch, found.following
 
     def reader(self, partition: int, offset: int, ahead: Ahead) -> PartitionReader:
-        """See OpenSource.reader."""
         return ReaderAhead(partial(self._fetch, partition), lambda _offset, _read: True, offset, ahead)
 
     def ended(self, partition: int, offset: int) -> bool:

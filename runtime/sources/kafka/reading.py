@@ -123,15 +123,14 @@ class OpenKafka(OpenSource):
         return self._questions.offsets([partition], "first")[partition]
 
     def whole_from(self, partition: int) -> int:
-        """See SparseSource.whole_from. Of a compacted topic nobody knows how far it is whole."""
+        """Of a compacted topic nobody knows how far it is whole."""
         compacted = self._questions.removes_single_records()
         return self._questions.offsets([partition], "end" if compacted else "first")[partition]
 
     def kept(self, within_s: float) -> dict[int, Kept]:
-        """See RemovingSource.kept.
+        """Records are removed by segments, once all records of one are too old or too many: no earlier than this says.
 
-        Records are removed by segments, once all records of one are too old or too many: no earlier than said here. A
-        partition without a removed record has not reached its size.
+        A partition without a removed record has not reached its size.
         """
         self._questions.refuse_while_away()
         partitions, limits = self._present().partitions, self._questions.limits()
@@ -156,7 +155,6 @@ class OpenKafka(OpenSource):
         return found.batch, found.following
 
     def reader(self, partition: int, offset: int, ahead: Ahead) -> PartitionReader:
-        """See OpenSource.reader."""
         if self._bell is None:
             self._bell = Bell() if self._part_of is None else self._part_of.bell()
         fetch = partial(self._fetch, partition, self._on_lost)

@@ -59,7 +59,6 @@ class KafkaSource(Source):
 
     @property
     def schema(self) -> pa.Schema:
-        """See Source.schema."""
         return pa.schema([*self.values, *META]) if self.meta else self.values
 
     @property
@@ -69,7 +68,7 @@ class KafkaSource(Source):
 
     @property
     def traits(self) -> SourceTraits:
-        """See Source.traits. A compacted topic loses single records."""
+        """A compacted topic loses single records."""
         return SourceTraits(
             kind="Kafka",
             local_paths=(),
@@ -101,10 +100,8 @@ class KafkaSource(Source):
         return None if self.group is None else GroupOffsets(self.place, self.group)
 
     def open(self, part_of: PartOf | None = None) -> OpenKafka:
-        """See Source.open.
-
-        Args:
-            part_of: That the topic is one of several.
+        """Args:
+        part_of: That the topic is one of several.
         """
         tombstones = Tombstones([self.values.field(name) for name in self.deletes]) if self.deletes else None
         read = self.place, self.values, self._decoder(), self.meta

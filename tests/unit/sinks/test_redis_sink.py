@@ -335,7 +335,7 @@ class TestScript:
 
 class TestSeveralEpochs:
     def test_leave_the_tag_of_the_last_so_the_next_delivery_continues_there(self) -> None:
-        """See MergingTarget.deliver_together. Below the tag that the writer knows, a target counts as restored from a
+        """See Merges.deliver_together. Below the tag that the writer knows, a target counts as restored from a
         backup (P24)."""
         target = RedisTarget("Redis x", Hash(), lambda rows: [(b"key", b"value")], JOB, LEFT)
         epochs = [EpochOutput(tag(1), [batch(ANN)]), EpochOutput(tag(2), [batch(BEA)])]

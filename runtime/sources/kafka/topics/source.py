@@ -54,12 +54,10 @@ class TopicsSource(Source):
 
     @property
     def schema(self) -> pa.Schema:
-        """See Source.schema."""
         return self.each.schema.append(TOPIC) if self.each.meta else self.each.schema
 
     @property
     def row_type(self) -> type | None:
-        """See Source.row_type."""
         return self.each.row_type
 
     @property
@@ -69,7 +67,7 @@ class TopicsSource(Source):
 
     @property
     def traits(self) -> SourceTraits:
-        """See Source.traits. Two topics may have the same key, so none chooses a partition of the source."""
+        """Two topics may have the same key, so none chooses a partition of the source."""
         return replace(
             self.each.traits,
             local_paths=() if self.folder is None else local(self.folder),
@@ -110,7 +108,6 @@ class TopicsSource(Source):
         return self.folder is not None and read_head(open_objects(self.folder, writable=False)) is not None
 
     def would_read(self, target: Mapping[str, str]) -> bool:
-        """See FindingSource.would_read."""
         topic, servers = target.get("topic"), target.get("servers", "")
         return topic is not None and is_one_cluster(servers, self.each.place.servers) and matches(self.pattern, topic)
 
@@ -120,11 +117,10 @@ class TopicsSource(Source):
         return None if group is None else GroupOffsets(self.each.place, group, _Names(self))
 
     def in_folder(self, folder: str) -> TopicsSource:
-        """See CopiedSource.in_folder."""
         return replace(self, folder=folder)
 
     def copied(self, *, again: bool) -> TopicsSource:
-        """See CopiedSource.copied: what is copied is the list of topics."""
+        """What is copied is the list of topics."""
         store = open_objects(self._folder)
         before = read_head(store)
         if before is not None and not again:
@@ -149,7 +145,6 @@ class TopicsSource(Source):
             opened.close()
 
     def open(self) -> OpenTopics:
-        """See Source.open."""
         read = self.each.place, self.pattern, self.catalogue(), self._open_one
         return OpenTopics(*read, lists=self.lists, may_end=self.may_end)
 
