@@ -28,8 +28,8 @@ from typing import TypeVar, cast
 
 import pyarrow as pa
 
-from holdfast.errors import ConfigError, Damaged, HoldfastError, Unavailable
-from holdfast.sinks.contract.phrases import NOTHING, READS_TAG, UNKNOWN, persists
+from holdfast.errors import HoldfastError
+from holdfast.sinks.contract.phrases import NO_ROW, broken, full, never_takes, refused, unknown
 from holdfast.sinks.sql.dialect import Column, Connection, Dialect, Limits, Purpose, TemporaryTable, Upsert, on_conflict
 from holdfast.sinks.sql.values import TIMESTAMP, Value, is_text
 from holdfast.sinks.sqlite import file, queue
@@ -78,6 +78,15 @@ _REFUSED = {
     sqlite3.SQLITE_AUTH,
     sqlite3.SQLITE_ERROR,
 }
+_HELD = unknown("find the process that holds the file, and check the disk's free space and its health")
+_FULL = full("the disk of the file", "free space on the disk of this file")
+_BROKEN = broken("restore the file from a backup (sqlite3 FILE .recover saves what it can), then rewind the job")
+_REFUSES = refused(
+    "SQLite refuses the delivery",
+    "for a duplicate key give the sink key=[...], so that rows replace each other; else compare the table with the "
+    "stream's columns, and check its constraints and the file's permissions. " + never_takes("table"),
+    NO_ROW,
+)
 
 
 @dataclass(frozen=True)
@@ -259,33 +268,11 @@ def meaning_of(where: str, error: Exception) -> HoldfastError | None:
     extended = getattr(error, "sqlite_errorcode", None)
     code = None if extended is None else extended & 0xFF
     if code == sqlite3.SQLITE_FULL:
-        return Unavailable(
-            f"{where}: the disk of the file is full ({error})",
-            not_done=UNKNOWN,
-            next_step="free space on the disk of this file; delivery retries automatically; no epoch is skipped",
-        )
+        return _FULL(where, str(error))
     if code in AGAIN:
-        return Unavailable(
-            f"{where}: {error}",
-            not_done=UNKNOWN,
-            next_step=persists(
-                READS_TAG,
-                "find the process that holds the file, and check the disk's free space and its health",
-            ),
-        )
+        return _HELD(where, str(error))
     if code in BROKEN:
-        return Damaged(
-            f"{where}: {error}",
-            not_done=NOTHING,
-            next_step="restore the file from a backup (sqlite3 FILE .recover saves what it can), then rewind the job",
-        )
+        return _BROKEN(where, str(error))
     if code in _REFUSED:
-        return ConfigError(
-            f"{where}: SQLite refuses the delivery: {error}",
-            not_done="no row of this epoch was written, nor of any later one",
-            next_step="for a duplicate key give the sink key=[...], so that rows replace each other; else compare "
-            "the table with the stream's columns, and check its constraints and the file's permissions. Rows that "
-            "the table can never take stay first in line: correct the job, and leave them behind with holdfast rewind "
-            "JOB.py --to-epoch N --apply, where N is the epoch that was last delivered (holdfast status JOB)",
-        )
+        return _REFUSES(where, str(error))
     return None
