@@ -138,14 +138,13 @@ def open_folder(path: str) -> Folder:
     return RemoteFolder(path)
 
 
-class LocalFolder:
+class LocalFolder(Folder):
     """A folder of this machine. Links to files are followed, links to folders are not."""
 
     def __init__(self, root: str) -> None:
         self._root = os.path.abspath(root)
 
     def check(self) -> None:
-        """See Folder.check."""
         if not os.path.isdir(self._root):
             kind = "is a file" if os.path.exists(self._root) else "does not exist"
             raise ConfigError(
@@ -155,7 +154,6 @@ class LocalFolder:
             )
 
     def files(self) -> list[Found]:
-        """See Folder.files."""
         try:
             return list(self._walk())
         except OSError as error:
@@ -164,7 +162,6 @@ class LocalFolder:
             raise unreachable(self._root, error, "listing the files", NOTHING_READ) from error
 
     def look(self, name: str) -> Found | None:
-        """See Folder.look."""
         try:
             return _found(name, os.stat(self._place(name)))
         except _NO_SUCH:
@@ -175,7 +172,6 @@ class LocalFolder:
             raise unreachable(self._root, error, f"looking at {name}", NOTHING_READ) from error
 
     def opened(self, file: Found) -> ReadFile | None:
-        """See Folder.opened."""
         try:
             handle = open(self._place(file.name), "rb")  # noqa: SIM115 - closed by the caller
         except _NO_SUCH:
@@ -188,7 +184,7 @@ class LocalFolder:
         return None
 
     def verify(self, file: Found) -> bool:
-        """See Folder.verify: files of a disk can be changed in place."""
+        """Files of a disk can be changed in place."""
         return self.look(file.name) == file
 
     def _walk(self) -> Iterator[Found]:
@@ -221,7 +217,7 @@ class LocalFolder:
         )
 
 
-class RemoteFolder:
+class RemoteFolder(Folder):
     """What is below a URL of fsspec."""
 
     def __init__(self, url: str) -> None:
@@ -229,10 +225,9 @@ class RemoteFolder:
         self._files, self._root, self._failures = reached(self._url)
 
     def check(self) -> None:
-        """See Folder.check. Listing shows whether the bucket exists."""
+        """Listing shows whether the bucket exists."""
 
     def files(self) -> list[Found]:
-        """See Folder.files."""
         begin = len(self._root) + 1
         try:
             self._files.invalidate_cache()
@@ -242,7 +237,6 @@ class RemoteFolder:
         return [_described(path[begin:], info) for path, info in found.items() if len(path) > begin]
 
     def look(self, name: str) -> Found | None:
-        """See Folder.look."""
         try:
             self._files.invalidate_cache()
             return _described(name, self._files.info(self._place(name)))
@@ -252,7 +246,7 @@ class RemoteFolder:
             raise unreachable(self._url, error, f"looking at {name}", NOTHING_READ) from error
 
     def opened(self, file: Found) -> ReadFile | None:
-        """See Folder.opened. A file of s3fs keeps to the ETag that it had when it was opened."""
+        """A file of s3fs keeps to the ETag that it had when it was opened."""
         options: dict[str, Any] = {"block_size": _BLOCK_BYTES, "cache_type": "readahead"} if self._s3 else {}
         try:
             handle = self._files.open(self._place(file.name), "rb", **options)
@@ -267,7 +261,6 @@ class RemoteFolder:
         return None
 
     def verify(self, file: Found) -> bool:
-        """See Folder.verify."""
         return self._s3 or self.look(file.name) == file
 
     def _place(self, name: str) -> str:

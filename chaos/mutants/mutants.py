@@ -56,7 +56,7 @@ from holdfast.runtime.wire import messages
 from holdfast.runtime.worker import compaction, deliveries, immediate, seal, subtask, topic
 from holdfast.runtime.worker import protocol as worker
 from holdfast.runtime.worker.loop import WorkerLoop
-from holdfast.sinks.contract.sink import AlreadyDelivered, Delivered, EpochOutput, Outcome, already
+from holdfast.sinks.contract.target import AlreadyDelivered, Delivered, EpochOutput, Outcome, already
 from holdfast.sinks.memory.immediate import ImmediateTable
 from holdfast.sinks.protocol import delivery
 from holdfast.state import marker, merged

@@ -16,7 +16,8 @@ from holdfast.checkpoint import append, joblog
 from holdfast.errors import Unavailable
 from holdfast.model import Generation, Tag, Timeline, Writer
 from holdfast.runtime.worker.deliveries import Deliveries
-from holdfast.sinks.contract.sink import AlreadyDelivered, Delivered, EpochOutput, Outcome, Repair, Rewinding
+from holdfast.sinks.contract.sink import Repair, Rewinding
+from holdfast.sinks.contract.target import AlreadyDelivered, Delivered, EpochOutput, Outcome
 
 Right = Callable[..., Any]
 """The function that a mutant replaces."""

@@ -25,7 +25,7 @@ from holdfast.runtime.config.settings import MODES, size_bytes
 from holdfast.runtime.plan.compiler import compile_plan
 from holdfast.runtime.plan.graph import NOT_GIVEN, FromSource, Graph, Node, check_name
 from holdfast.runtime.plan.model import Plan
-from holdfast.runtime.plan.source import Source
+from holdfast.runtime.plan.source import Source, not_a_source
 from holdfast.runtime.plan.targets import refuse_own_output
 from holdfast.runtime.plan.topic import with_changelog
 from holdfast.runtime.rows.dead_letters import DEAD_LETTERS, DLQ
@@ -42,8 +42,7 @@ from holdfast.runtime.sources.connector import (
 )
 from holdfast.runtime.time.event_times import computed_time, watermark_of
 from holdfast.runtime.time.windows import TIME
-from holdfast.sinks.contract.sink import Sink
-from holdfast.traits import not_a
+from holdfast.sinks.contract.sink import Sink, not_a_sink
 
 
 @dataclass(frozen=True)
@@ -394,7 +393,7 @@ def checked_source(source: Source, where: str) -> Source:
     Raises:
         ConfigError: it is not a source, or gives other records each time.
     """
-    what, next_step = not_a("source", source), 'give one, for example hf.Log("data/bids", Bid)'
+    what, next_step = not_a_source(source), 'give one, for example hf.Log("data/bids", Bid)'
     if what is None and not source.traits.replayable:
         what = f"{source.where} cannot be read again from a position, which recovery needs"
         next_step = "append what it gives to a log, with a program of your own, and read the log with hf.Log"
@@ -409,7 +408,7 @@ def check_dlq(sink: Sink, app: str) -> None:
     Raises:
         ConfigError: it is not a sink, replaces rows by a key, or does not take the columns of dead letters.
     """
-    what, next_step = not_a("sink", sink), 'give a log, for example dlq=hf.Log("data/dead")'
+    what, next_step = not_a_sink(sink), 'give a log, for example dlq=hf.Log("data/dead")'
     if what is None and sink.traits.keyed:
         what = f"{sink!r} has a key: dead letters would replace each other"
         next_step = f"leave the key out, or {next_step}"

@@ -47,9 +47,8 @@ from holdfast.runtime.time.join_bounds import Between
 from holdfast.runtime.time.patterns import PARTIALS, Pattern
 from holdfast.runtime.time.triggers import AllTime, Every
 from holdfast.runtime.time.windows import LENGTH_MAX_US, WINDOW_END, Windows
-from holdfast.sinks.contract.sink import Sink
+from holdfast.sinks.contract.sink import Sink, not_a_sink
 from holdfast.state.keys.batch import KeyType
-from holdfast.traits import not_a
 
 EVERYTHING = pa.field("_all", pa.int64(), nullable=False)
 """The key of windows that take the rows of all keys; no column of a user can have its name."""
@@ -431,7 +430,7 @@ class Stream(Generic[T]):
         """Write the stream to a sink. Several sinks on one stream are not atomic with each other."""
         check_name(name, "sink")
         sink = sink_of(sink)
-        if (what := not_a("sink", sink)) is not None:
+        if (what := not_a_sink(sink)) is not None:
             raise refused(
                 f"sink {name!r} at {position()}: {what}",
                 'give one, for example hf.SQLite("out.db", table="hot", key=["auction"])',

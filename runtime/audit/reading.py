@@ -32,10 +32,11 @@ from holdfast.runtime.audit.checks import UNKNOWN
 from holdfast.runtime.audit.report import Line, Verdict, compared
 from holdfast.runtime.plan.immediate import is_immediate
 from holdfast.runtime.plan.model import SinkSpec, SourceSpec
-from holdfast.runtime.plan.source import OpenSource, Source, gone, same_from, unpaced
+from holdfast.runtime.plan.source import OpenSource, Source, same_from
 from holdfast.runtime.sources.reading import split
 from holdfast.runtime.worker.digests import COUNTS, ROWS, records_digested
-from holdfast.sinks.contract.audited import AuditableSink, AuditQuery, Delivery, Gone, TargetContents, auditable
+from holdfast.sinks.contract.audited import AuditQuery, Audits, Delivery, Gone, TargetContents
+from holdfast.sinks.contract.sink import Sink
 from holdfast.sinks.protocol.staging import audited, decode, last_per_key
 from holdfast.storage.digests import NOTHING, added, removed, whole
 
@@ -70,7 +71,7 @@ def _opened(source: Source | None) -> OpenSource | str:
     if source is None:
         return "the job's code no longer has this source"
     try:
-        return unpaced(source).open()
+        return source.unpaced().open()
     except ConfigError as error:
         return f"no longer readable: {error.what}"
 
@@ -79,8 +80,8 @@ def _source_line(source: Source, opened: OpenSource, taken: SourceTaken, epoch: 
     lost = taken.lost_ranges
     first = lost[-1][1] if lost else taken.first
     removed_too = bool(lost) and lost[0] != (taken.first, first)  # what was read between ranges that are lost
-    if removed_too or (same_from(source, opened, taken.partition) > first and taken.end > first):
-        cause = gone(source, opened, taken.partition) or "records older than retention, or compacted"
+    if removed_too or (same_from(opened, taken.partition) > first and taken.end > first):
+        cause = opened.gone(taken.partition) or "records older than retention, or compacted"
         return _line_of_source(taken, epoch, "not provable", f"no longer readable: {cause}")
     try:
         found = _read_again(opened, taken, first)
@@ -159,18 +160,18 @@ def sinks(
             lines += _all(name, manifests, chosen, "the job's code no longer has this sink")
         elif is_immediate(spec):
             lines += _all(name, manifests, chosen, AT_ONCE)
-        elif (sink := auditable(spec.sink)) is None:
+        elif (audits := spec.sink.audits) is None:
             lines += _all(name, manifests, chosen, "this kind of target cannot be read back")
         elif job.repair_due:
             lines += _all(name, manifests, chosen, "a rewind has begun, and no checkpoint has completed it yet")
         else:
-            lines += _SinkAudit(repository, job, spec, manifests, chosen).lines(sink, by_name.values())
+            lines += _SinkAudit(repository, job, spec, manifests, chosen).lines(audits, by_name.values())
     return lines
 
 
-def _beside(sink: AuditableSink, name: str, specs: Iterable[SinkSpec]) -> tuple[frozenset[str], frozenset[str]]:
+def _beside(sink: Sink, name: str, specs: Iterable[SinkSpec]) -> tuple[frozenset[str], frozenset[str]]:
     """Return which other sinks of the job write to the same target, and which do not."""
-    others = {spec.name: spec.sink.where if spec.sink.traits.audits else "" for spec in specs}
+    others = {spec.name: "" if spec.sink.audits is None else spec.sink.where for spec in specs}
     same = frozenset(other for other, where in others.items() if where == sink.where and other != name)
     # SQLite ignores case in table names, and some file systems ignore it in paths.
     return same, frozenset(other for other, where in others.items() if where.casefold() != sink.where.casefold())
@@ -203,7 +204,7 @@ class _SinkAudit:
             if s.writer.sink == spec.name
         ]
 
-    def lines(self, sink: AuditableSink, specs: Iterable[SinkSpec]) -> list[Line]:
+    def lines(self, audits: Audits, specs: Iterable[SinkSpec]) -> list[Line]:
         """Return a line for every delivery, and for everything else that the target contains.
 
         Args:
@@ -211,10 +212,10 @@ class _SinkAudit:
         """
         spec = self._spec
         oldest = min((each.epoch for each in self._expected if each.epoch in self._chosen), default=self._newest.epoch)
-        after, which = Epoch(oldest - 1), _beside(sink, spec.name, specs)
+        after, which = Epoch(oldest - 1), _beside(spec.sink, spec.name, specs)
         query = AuditQuery(self._job.uuid, spec.name, spec.schema, spec.upsert_key, after, self._everything, *which)
         try:
-            contents = sink.contents(query)
+            contents = audits.contents(query)
         except Gone as gone:
             return [Line("sink", spec.name, None, None, "differs", str(gone))]
         except Damaged as error:

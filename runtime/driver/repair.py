@@ -26,7 +26,7 @@ from holdfast.ports import Lane
 from holdfast.runtime.driver.deployment import claim_of
 from holdfast.runtime.plan.compiler import SinkSpec
 from holdfast.sinks.contract.owners import NEVER, Claim, went_back
-from holdfast.sinks.contract.sink import Repair, Rewinding, repairable
+from holdfast.sinks.contract.sink import Repair, Rewinding
 
 RETRY_S = 0.5
 
@@ -152,16 +152,16 @@ def repair_one(repository: Repository, spec: SinkSpec, order: Order) -> Repair:
         Unavailable: retry.
         HoldfastError: the repair is impossible.
     """
-    sink, rewinding = repairable(spec.sink), order.rewinding(spec.name)
+    repairs, rewinding = spec.sink.repairs, order.rewinding(spec.name)
     accepted = f"{spec.name}:impossible" in order.job.rewinds[-1].accepted and spec.path is None
-    if sink is None and not accepted:
+    if repairs is None and not accepted:
         raise not_repairable(spec.name)
     _deliver_left(repository, spec, order)
-    if sink is None:
+    if repairs is None:
         return _fence(spec, rewinding)
-    if accepted and sink.plan_repair(rewinding, spec.schema, spec.upsert_key).verdict == "impossible":
+    if accepted and repairs.plan_repair(rewinding, spec.schema, spec.upsert_key).verdict == "impossible":
         return _fence(spec, rewinding)
-    return sink.repair(rewinding, spec.schema, spec.upsert_key)
+    return repairs.repair(rewinding, spec.schema, spec.upsert_key)
 
 
 def _fence(spec: SinkSpec, rewinding: Rewinding) -> Repair:
@@ -215,7 +215,7 @@ def writers_of(repository: Repository, job: Job, base: Manifest, sinks: Iterable
 
 def unrepairable(sinks: Iterable[SinkSpec]) -> tuple[str, ...]:
     """Return the sinks that cannot take output back."""
-    return tuple(spec.name for spec in sinks if not spec.sink.traits.repairs)
+    return tuple(spec.name for spec in sinks if spec.sink.repairs is None)
 
 
 def not_repairable(sink: str) -> ConfigError:

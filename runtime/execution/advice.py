@@ -17,7 +17,6 @@ from holdfast.errors import Unavailable
 from holdfast.runtime.execution.facts import Facts
 from holdfast.runtime.plan.immediate import immediate_sink
 from holdfast.runtime.plan.model import Plan, SinkSpec
-from holdfast.runtime.plan.source import gone
 from holdfast.sinks.contract.immediate import Origin
 
 
@@ -41,7 +40,7 @@ def _not_in_fork(plan: Plan, starts: Mapping[Origin, int], partitions: Mapping[s
     for spec in (each for each in plan.sources if each.source.traits.loses_partitions):
         with closing(spec.source.open()) as opened:
             for partition in partitions[spec.name]:
-                if (why := gone(spec.source, opened, partition)) is not None:
+                if (why := opened.gone(partition)) is not None:
                     warnings.append(
                         f"source {spec.name!r}, partition {partition}: {why}. This job was forked from an epoch that "
                         f"had read it up to offset {max(0, starts.get(Origin(spec.name, partition), 0))}, and reads no "

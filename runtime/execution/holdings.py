@@ -13,7 +13,6 @@ from holdfast.checkpoint.joblog import Job
 from holdfast.errors import Unavailable
 from holdfast.runtime.plan.model import SinkSpec
 from holdfast.sinks.contract.owners import Holding
-from holdfast.sinks.contract.sink import held
 
 
 def read_holdings(job: Job | None, specs: Iterable[SinkSpec]) -> Mapping[str, Holding]:
@@ -24,9 +23,9 @@ def read_holdings(job: Job | None, specs: Iterable[SinkSpec]) -> Mapping[str, Ho
     """
     holdings: dict[str, Holding] = {}
     for spec in specs:
-        if (sink := held(spec.sink)) is not None:
+        if (ownership := spec.sink.ownership) is not None:
             try:
-                holdings[spec.name] = sink.holding("" if job is None else job.uuid, spec.name)
+                holdings[spec.name] = ownership.holding("" if job is None else job.uuid, spec.name)
             except Unavailable:
                 continue
     return holdings

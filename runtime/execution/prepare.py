@@ -30,7 +30,6 @@ from holdfast.runtime.execution.targets import create_target
 from holdfast.runtime.job import dlq_places
 from holdfast.runtime.plan.kept_state import identified
 from holdfast.runtime.plan.model import Plan, SinkSpec, SourceSpec
-from holdfast.runtime.plan.source import copied
 from holdfast.runtime.plan.topic import outputs_of
 
 
@@ -135,4 +134,4 @@ def _with_copy(spec: SourceSpec, facts: Facts) -> SourceSpec:
     first = facts.folder.before is None
     if first:
         facts.note(f"copying the {spec.source.traits.copies} of source {spec.name!r} into the job's folder")
-    return replace(spec, source=copied(spec.source, again=first))
+    return replace(spec, source=spec.source.copied(again=first))

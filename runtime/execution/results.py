@@ -13,7 +13,7 @@ from pathlib import Path
 
 from holdfast.errors import ConfigError, Where
 from holdfast.runtime.plan.model import Plan, SinkSpec
-from holdfast.runtime.plan.source import COPIES, in_folder
+from holdfast.runtime.plan.source import COPIES
 from holdfast.sinks.program.collect import Collect
 from holdfast.sinks.program.console import SUFFIX, Console
 from holdfast.storage.paths import join
@@ -45,7 +45,7 @@ def with_places(plan: Plan, root: str) -> Plan:
             )
     folder = join(root, plan.app)
     copies = join(folder, COPIES)
-    sources = tuple(replace(spec, source=in_folder(spec.source, join(copies, spec.name))) for spec in plan.sources)
+    sources = tuple(replace(spec, source=spec.source.in_folder(join(copies, spec.name))) for spec in plan.sources)
     return replace(plan, sinks=tuple(_bound(spec, folder) for spec in plan.sinks), sources=sources)
 
 

@@ -179,7 +179,7 @@ class Run:
         return shown
 
 
-def _rules(prepared: Prepared, host: str, epoch_deadline: float) -> master.Rules:
+def _rules(prepared: Prepared, host: str, epoch_deadline: float) -> Rules:
     settings, plan, targets = prepared.settings, prepared.plan, prepared.targets
     every = settings.checkpoint_every_ms / 1000
     count = plan.key_groups

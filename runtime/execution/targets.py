@@ -5,7 +5,6 @@ from __future__ import annotations
 from holdfast.checkpoint import joblog
 from holdfast.errors import ConfigError, HoldfastError, NotAdmitted, Unavailable
 from holdfast.runtime.plan.model import SinkSpec
-from holdfast.sinks.contract.sink import owned
 
 AGAIN = (
     "start the job again; if this repeats, check that the target runs, that this host reaches it, and that no other "
@@ -23,8 +22,8 @@ def create_target(spec: SinkSpec, job: joblog.Job | None) -> None:
     """
     try:
         spec.sink.prepare(spec.schema, spec.upsert_key)
-        if (sink := owned(spec.sink)) is not None:
-            sink.check_owner(None if job is None else job.uuid, spec.name)
+        if (ownership := spec.sink.ownership) is not None:
+            ownership.check_owner(None if job is None else job.uuid, spec.name)
     except Unavailable as error:
         if job is not None and any(each.generation > 0 for each in job.retained):  # the first one of a fork has none
             return

@@ -22,7 +22,7 @@ from holdfast.ports import Clock, Lane
 from holdfast.runtime.microbatch.machine import Positions
 from holdfast.runtime.microbatch.task import Stop
 from holdfast.runtime.plan.model import SourceSpec
-from holdfast.runtime.plan.source import OpenSource, appeared, telling
+from holdfast.runtime.plan.source import OpenSource
 from holdfast.runtime.time.time_alignment import Place
 from holdfast.runtime.wire.messages import PartitionTime
 
@@ -69,7 +69,6 @@ class Outlook:
     ) -> None:
         self._opened, self._specs, self._clock, self._lane = opened, specs, clock, lane
         self._until, self._begun, self._changed, self._failed = dict(until), begun, changed, failed
-        self._told = {name: telling(specs[name].source, each) for name, each in opened.items()}
         self._seen: dict[str, Seen] = {}
         """By source, once it has answered."""
         self._input_ends: dict[str, Mapping[Place, int]] = {}
@@ -228,13 +227,13 @@ class Outlook:
         self._over = True
 
     def _look(self, name: str, begun: Mapping[int, int]) -> Seen:
-        source, opened, told = self._specs[name].source, self._opened[name], self._told[name]
+        source, opened = self._specs[name].source, self._opened[name]
         traits = source.traits
         first = {p: opened.retention_start(p) if traits.paced and at < 0 else at for p, at in begun.items()}
-        there = appeared(source, opened, first)
+        there = opened.appeared(first)
         whole = opened.end_offsets() if traits.paced and traits.endless is None else there
         sealed = ((name, p) for p in begun if p in there and opened.ended(p, there[p]))
-        known = (((name, p), None if told is None else told.watermark(p, end)) for p, end in there.items())
+        known = (((name, p), opened.watermark(p, end)) for p, end in there.items())
         times = {place: at for place, at in known if at is not None}
         return Seen(_placed(name, there), _placed(name, whole), frozenset(sealed), times)
 

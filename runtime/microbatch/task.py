@@ -31,7 +31,7 @@ from holdfast.runtime.microbatch.layers import Layers
 from holdfast.runtime.operators.time_slice import unmarked
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.plan.memory import Budget
-from holdfast.runtime.plan.source import OpenSource, unpaced
+from holdfast.runtime.plan.source import OpenSource
 from holdfast.runtime.sources.reading import Throttle, open_readings
 from holdfast.runtime.time.time_alignment import Place
 from holdfast.runtime.wire import messages as m
@@ -180,7 +180,7 @@ class _Task:
         opened: dict[str, OpenSource] = {}
         for spec in plan.sources if reads else ():
             ends = {at.partition: at.offset for at in deploy.until if at.source == spec.name}
-            opened[spec.name] = unpaced(spec.source, ends).open()  # the driver has fixed how far: no record is to come
+            opened[spec.name] = spec.source.unpaced(ends).open()  # the driver has fixed how far: no record is to come
             held.callback(opened[spec.name].close)
         readings = open_readings(plan, deploy.positions if reads else (), opened, deploy.until)
         for reading in readings:

@@ -39,7 +39,7 @@ from holdfast.runtime.operators.contract import (
 )
 from holdfast.runtime.rows.expressions import Column, Use
 from holdfast.runtime.rows.forms import Form, form_of
-from holdfast.sinks.contract.sink import DELETE, OP, PUT
+from holdfast.sinks.contract.target import DELETE, OP, PUT
 from holdfast.storage.held_values import may_be_unheld, row_shown, unheld, why
 
 TEXT_LENGTH_MAX = 200

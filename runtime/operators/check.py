@@ -17,7 +17,7 @@ from holdfast.runtime.operators.union import relabelled
 from holdfast.runtime.rows.expressions import Use
 from holdfast.runtime.rows.nested.fields import FieldType
 from holdfast.runtime.rows.schema import columns_shown, limited
-from holdfast.sinks.contract.sink import PUT
+from holdfast.sinks.contract.target import PUT
 from holdfast.storage.held_values import row_shown
 
 

@@ -32,7 +32,7 @@ from holdfast.runtime.operators.time_slice import TimeSlice
 from holdfast.runtime.rows.dead_letters import DeadLetter
 from holdfast.runtime.time.windows import TIME_FIRST_US, TIME_LAST_US
 from holdfast.runtime.wire.messages import OperatorProgress
-from holdfast.sinks.contract.sink import OP
+from holdfast.sinks.contract.target import OP
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.tables.spec import ColumnSpec, TableSpec
 from holdfast.state.tables.table import Table

@@ -20,7 +20,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from holdfast.errors import ConfigError, Where
 from holdfast.runtime.operators.contract import INPUT, Placed
@@ -28,7 +28,7 @@ from holdfast.runtime.plan.model import ANY_FRAGMENT, Fragment, Plan, SinkSpec
 from holdfast.runtime.plan.shown.report import describe
 from holdfast.runtime.rows.expressions import Column
 from holdfast.runtime.rows.forms import form_of
-from holdfast.sinks.contract.immediate import ImmediateSink, idempotent
+from holdfast.sinks.contract.sink import ImmediateSink
 
 ANY_PATH = "any"
 """The identity of the path of a sink that repeats: no row of former code keeps those of newer code out."""
@@ -68,11 +68,11 @@ def columns_as_read(fragment: Fragment, path: tuple[Placed, ...]) -> dict[str, s
 def _decided(
     plan: Plan, spec: SinkSpec, partitioned_by: Mapping[str, tuple[str, ...]], described: Mapping[str, Any]
 ) -> SinkSpec:
-    sink = idempotent(spec.sink)
+    sink = spec.sink.immediate
     if sink is not None and repeats(spec):
         if spec.fragment == ANY_FRAGMENT:
             raise _no_letters(plan.app, spec)
-        return replace(spec, sink=sink.immediate(), path=ANY_PATH)
+        return replace(spec, sink=sink, path=ANY_PATH)
     fragment = plan.fragments[spec.fragment]
     by = partitioned_by.get(fragment.source) if fragment.source is not None else None
     if not by or sink is None or sink.key is None:
@@ -84,12 +84,12 @@ def _decided(
     if not set(by) <= {as_read[name] for name in sink.key if name in as_read}:
         return spec
     computed = next(each.computed for each in plan.sources if each.fragment == fragment.index)
-    return replace(spec, sink=sink.immediate(), path=_identity(described["fragments"][fragment.index], path, computed))
+    return replace(spec, sink=sink, path=_identity(described["fragments"][fragment.index], path, computed))
 
 
 def is_immediate(spec: SinkSpec) -> bool:
     """Return whether the sink is written immediately."""
-    return spec.path is not None and spec.sink.traits.immediate
+    return immediate_sink(spec) is not None
 
 
 def repeats(spec: SinkSpec) -> bool:
@@ -110,7 +110,7 @@ def not_to_grow(plan: Plan) -> dict[str, str]:
 
 def immediate_sink(spec: SinkSpec) -> ImmediateSink | None:
     """Return the sink if it is written immediately."""
-    return cast(ImmediateSink, spec.sink) if is_immediate(spec) else None
+    return None if spec.path is None else spec.sink.immediate
 
 
 def _no_letters(job: str, spec: SinkSpec) -> ConfigError:

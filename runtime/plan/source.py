@@ -5,7 +5,7 @@ the next record to read; only checkpoints hold them, so an open source keeps no 
 
 Invariants
     - Reading the same partition at the same offset always returns the same records, or an error. If records may be
-      compacted away (the trait `sparse`), it returns those that are left.
+      compacted away (`OpenSource.whole_from`), it returns those that are left.
     - `ended` is true only when no record can ever follow; reaching `end_offsets` is not enough.
     - Neither `read` nor a reader waits for records that are not there yet.
     - Records that were removed before they were read are an error, or are reported by a reader as lost (`Read.lost`).
@@ -17,14 +17,15 @@ log that was recreated, or restored from an older copy, is not the log that the 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 
 from holdfast.runtime.plan.ahead import Ahead, DirectReader, Read
-from holdfast.traits import SourceTraits
+from holdfast.traits import SourceTraits, missing
 
 COPIES = "sources"
 """The folder of a job in which every source with the trait `copied` has its own, under its name."""
@@ -32,30 +33,82 @@ OFFSETS = "_holdfast_offset"
 """Last column of a batch whose records are not contiguous in their offsets; no user's column has this name."""
 
 
-class Source(Protocol):
+class Source(ABC):
     """Configuration of a source; picklable, and cheap to create. Nothing is opened before `check` or `open`."""
 
-    @property
-    def schema(self) -> pa.Schema:
-        """Columns of every batch that is read. Raises ConfigError if they are unknown."""
+    if TYPE_CHECKING:  # at run time these would be the defaults of a dataclass's fields
 
-    @property
-    def row_type(self) -> type | None:
-        """The dataclass that describes the rows; None if there is none."""
+        @property
+        @abstractmethod
+        def schema(self) -> pa.Schema:
+            """Columns of every batch that is read. Raises ConfigError if they are unknown."""
 
-    @property
-    def where(self) -> str:
-        """How messages name it."""
+        @property
+        @abstractmethod
+        def row_type(self) -> type | None:
+            """The dataclass that describes the rows; None if there is none."""
 
-    @property
-    def traits(self) -> SourceTraits:
-        """What it can do."""
+        @property
+        @abstractmethod
+        def where(self) -> str:
+            """How messages name it."""
+
+        @property
+        @abstractmethod
+        def traits(self) -> SourceTraits:
+            """What it is, as data."""
+
+    @abstractmethod
+    def open(self) -> OpenSource:
+        """Connect. Raises ConfigError, Damaged, Unavailable."""
 
     def check(self) -> None:
         """Check the outside system at plan time. Raises ConfigError, Unavailable."""
 
-    def open(self) -> OpenSource:
-        """Connect. Raises ConfigError, Damaged, Unavailable."""
+    def would_read(self, target: Mapping[str, str]) -> bool:
+        """Return whether it finds what a sink writes; only a source that searches, with the trait `finds`, can.
+
+        Args:
+            target: `SinkTraits.place`.
+        """
+        return False
+
+    def in_folder(self, folder: str) -> Source:
+        """Return a source with the trait `copied` with the folder, a path or a URL, that belongs to it alone."""
+        return self
+
+    def copied(self, *, again: bool) -> Source:
+        """Return the source that reads its copy, and make the copy unless there is one. The driver calls it.
+
+        Args:
+            again: Make another copy even if there is one: no checkpoint refers to it.
+
+        Raises:
+            ConfigError: the records cannot be copied.
+            Unavailable: the folder cannot be written.
+        """
+        return self
+
+    def unpaced(self, ends: Mapping[int, int] | None = None) -> Source:
+        """Return a source with the trait `paced` without its rate; it differs in nothing else.
+
+        It reads records that have appeared.
+
+        Args:
+            ends: Per partition, the offset after the last record that is read; None: unknown. Later records need not be
+                computed or fetched.
+        """
+        return self
+
+    @property
+    def captured(self) -> Captured | None:
+        """What fills the log that it reads, a process of `holdfast capture`; None: it reads no captured log."""
+        return None
+
+    @property
+    def publishes(self) -> Publisher | None:
+        """Return a new way to show tools of its own system how far a job is; it connects when it is used first."""
+        return None
 
 
 class PartitionReader(Protocol):
@@ -74,25 +127,28 @@ class PartitionReader(Protocol):
         """Drop what was not returned."""
 
 
-class OpenSource(Protocol):
+class OpenSource(ABC):
     """A connection of one worker.
 
     Used by one thread. If its readers read ahead, a lane calls what they read with at the same time, and another lane
     `end_offsets`.
     """
 
+    @abstractmethod
     def identity(self, partition: int, offset: int) -> str:
         """Return the identity of the history of the records before this offset, which is above 0.
 
         Called at every barrier; right after records were read, it makes no request. Raises Damaged, Unavailable.
         """
 
+    @abstractmethod
     def changed(self, identity: str) -> str | None:
         """Return why the source no longer has the history with this identity; None if it has.
 
         Checks the present state of the source. Raises Damaged, Unavailable.
         """
 
+    @abstractmethod
     def partitions(self) -> list[int]:
         """Return the partitions that exist now; more may appear, none disappears.
 
@@ -101,21 +157,25 @@ class OpenSource(Protocol):
         `Unavailable`.
         """
 
+    @abstractmethod
     def end_offsets(self) -> dict[int, int]:
         """Return, per partition, the offset after the last record that exists now.
 
-        A source with the trait `paced` and an end returns its end: see `PacedOpenSource.appeared`.
+        A source with the trait `paced` and an end returns its end: see `appeared`.
         """
 
+    @abstractmethod
     def retention_start(self, partition: int) -> int:
         """Return the lowest offset that can still be read."""
 
     def reader(self, partition: int, offset: int, ahead: Ahead) -> PartitionReader:
         """Return a reader that begins at the offset.
 
-        Where reading waits for a disk or a network it reads ahead (`ReaderAhead`); else `direct_reader` will do.
+        Where reading waits for a disk or a network it reads ahead (`ReaderAhead`); else each poll calls `read`.
         """
+        return direct_reader(self, partition, offset)
 
+    @abstractmethod
     def read(self, partition: int, offset: int, max_bytes: int) -> tuple[pa.RecordBatch | None, int]:
         """Return records from the offset on and the offset after them; None and the same offset if there are none.
 
@@ -131,23 +191,43 @@ class OpenSource(Protocol):
 
     def ended(self, partition: int, offset: int) -> bool:
         """Return whether no record can ever appear at this offset or after it."""
+        return False
 
     def close(self) -> None:
         """Release connections and files. Batches that were read stay valid."""
 
-
-class SparseSource(OpenSource, Protocol):
-    """With the trait `sparse`: single records may disappear while others before and behind them stay."""
-
     def whole_from(self, partition: int) -> int:
-        """Return the lowest offset from which on no record has ever been removed."""
-
-
-class TellingSource(OpenSource, Protocol):
-    """With the trait `tells_time`: it knows more about event time than its records show."""
+        """Return the lowest offset from which on no record has ever been removed, while others before it stayed."""
+        return self.retention_start(partition)
 
     def watermark(self, partition: int, offset: int) -> int | None:
-        """Return a time, in microseconds since 1970, up to which no record follows at or after the offset."""
+        """Return a time, in microseconds since 1970, up to which no record follows at or after the offset.
+
+        None: only the records show their time.
+        """
+        return None
+
+    def kept(self, within_s: float) -> Mapping[int, Kept]:
+        """Return, per partition, what there is, and what is removed within this time. Raises as `end_offsets`.
+
+        Called of a source with the trait `removes_old`: records go by their age or number, read or not.
+        """
+        return {}
+
+    def gone(self, partition: int) -> str | None:
+        """Return why nothing of a partition can be read again, as a clause; None if it still exists.
+
+        Of a source with the trait `loses_partitions`, one may be deleted, with its records, while others are read on.
+        """
+        return None
+
+    def appeared(self, begun: Mapping[int, int]) -> Mapping[int, int]:
+        """Return, per partition, the offset after the last record that has appeared, whether it was read or not.
+
+        Args:
+            begun: Per partition, where the run begins to read: a rate counts from there, since the source was opened.
+        """
+        return self.end_offsets()
 
 
 @dataclass(frozen=True)
@@ -170,49 +250,6 @@ class Kept:
     called: str | None = None
 
 
-class FindingSource(Source, Protocol):
-    """With the trait `finds`: it reads what it finds, such as all topics that match a pattern."""
-
-    def would_read(self, target: Mapping[str, str]) -> bool:
-        """Return whether it finds what a sink writes.
-
-        Args:
-            target: `SinkTraits.place`.
-        """
-
-
-class RemovingSource(OpenSource, Protocol):
-    """With the trait `removes_old`: records go by their age or number, whether they were read or not."""
-
-    def kept(self, within_s: float) -> Mapping[int, Kept]:
-        """Return, per partition, what there is, and what is removed within this time. Raises as `end_offsets`."""
-
-
-class LosingSource(OpenSource, Protocol):
-    """With the trait `loses_partitions`: a partition may be deleted, with its records, while the others are read on."""
-
-    def gone(self, partition: int) -> str | None:
-        """Return why nothing of a partition can be read again, as a clause; None if it still exists."""
-
-
-class CopiedSource(Source, Protocol):
-    """With the trait `copied`: its records are copied into the job's folder before they are read."""
-
-    def in_folder(self, folder: str) -> Source:
-        """Return the source with the folder, a path or a URL, that belongs to it alone."""
-
-    def copied(self, *, again: bool) -> Source:
-        """Return the source that reads its copy, and make the copy unless there is one. The driver calls it.
-
-        Args:
-            again: Make another copy even if there is one: no checkpoint refers to it.
-
-        Raises:
-            ConfigError: the records cannot be copied.
-            Unavailable: the folder cannot be written.
-        """
-
-
 class Captured(Protocol):
     """What a process of `holdfast capture` captures, as the connector configures it."""
 
@@ -225,13 +262,6 @@ class Captured(Protocol):
         """The module that captures it, by its full name; see runtime/capture/capturer.py."""
 
 
-class CapturedSource(Source, Protocol):
-    """With the trait `captured`: it reads a log that a process of `holdfast capture` fills."""
-
-    def capture(self) -> Captured:
-        """Return what that process captures, such as the `Receiving` of a webhook."""
-
-
 class Publisher(Protocol):
     """Shows positions of checkpoints in the source's own system; used by one thread of the driver."""
 
@@ -242,92 +272,23 @@ class Publisher(Protocol):
         """Release connections."""
 
 
-class PublishingSource(Source, Protocol):
-    """With the trait `publishes`: tools of its own system can see how far a job is."""
-
-    def publisher(self) -> Publisher:
-        """Return what shows that; it connects when it is used first."""
-
-
-class PacedSource(Source, Protocol):
-    """With the trait `paced`: records appear over time at a rate."""
-
-    def unpaced(self, ends: Mapping[int, int] | None = None) -> Source:
-        """Return the source without its rate, for reading records that have appeared; it differs in nothing else.
-
-        Args:
-            ends: Per partition, the offset after the last record that is read; None: unknown. Later records need not be
-                computed or fetched.
-        """
-
-
-class PacedOpenSource(OpenSource, Protocol):
-    """What `open` of a source with the trait `paced` returns."""
-
-    def appeared(self, begun: Mapping[int, int]) -> Mapping[int, int]:
-        """Return, per partition, the offset after the last record that has appeared, whether it was read or not.
-
-        Args:
-            begun: Per partition, where the run begins to read: the rate counts from there, since the source was opened.
-        """
-
-
 def direct_reader(opened: OpenSource, partition: int, offset: int) -> PartitionReader:
     """Return a reader that calls `read` on every poll."""
     return DirectReader(lambda at, bytes_max: Read(*opened.read(partition, at, bytes_max)), offset)
 
 
-def same_from(source: Source, opened: OpenSource, partition: int) -> int:
+def same_from(opened: OpenSource, partition: int) -> int:
     """Return the lowest offset from which on reading again returns the same records as the first time."""
-    start = opened.retention_start(partition)
-    return max(start, cast(SparseSource, opened).whole_from(partition)) if source.traits.sparse else start
+    return max(opened.retention_start(partition), opened.whole_from(partition))
 
 
-def gone(source: Source, opened: OpenSource, partition: int) -> str | None:
-    """Return why nothing of a partition can be read again, as a clause; None if it is not known to be gone."""
-    return cast(LosingSource, opened).gone(partition) if source.traits.loses_partitions else None
-
-
-def telling(source: Source, opened: OpenSource) -> TellingSource | None:
-    """Return the open source if it knows of event time."""
-    return cast(TellingSource, opened) if source.traits.tells_time else None
-
-
-def removing(opened: OpenSource) -> RemovingSource:
-    """Return the open source of one with the trait `removes_old`."""
-    return cast(RemovingSource, opened)
-
-
-def reads_again(source: Source, target: Mapping[str, str]) -> bool:
-    """Return whether a source with the trait `finds` reads what is written to a target; False for others."""
-    return source.traits.finds and cast(FindingSource, source).would_read(target)
-
-
-def in_folder(source: Source, folder: str) -> Source:
-    """Return the source with its folder, if it keeps a copy in one."""
-    return cast(CopiedSource, source).in_folder(folder) if source.traits.copied else source
-
-
-def copied(source: Source, *, again: bool) -> Source:
-    """Return a source with the trait `copied` as `CopiedSource.copied` does."""
-    return cast(CopiedSource, source).copied(again=again)
-
-
-def capture_of(source: Source) -> Captured | None:
-    """Return what fills the log that a source reads; None if it is no captured one."""
-    return cast(CapturedSource, source).capture() if source.traits.captured else None
-
-
-def publisher_of(source: Source) -> Publisher:
-    """Return the publisher of a source with the trait `publishes`."""
-    return cast(PublishingSource, source).publisher()
-
-
-def unpaced(source: Source, ends: Mapping[int, int] | None = None) -> Source:
-    """Return the source for reading records that are there already, up to these ends: reading waits for no rate."""
-    return cast(PacedSource, source).unpaced(ends) if source.traits.paced else source
-
-
-def appeared(source: Source, opened: OpenSource, begun: Mapping[int, int]) -> Mapping[int, int]:
-    """Return, per partition, the offset after the last record that a run can read now; it begins to read at `begun`."""
-    return cast(PacedOpenSource, opened).appeared(begun) if source.traits.paced else opened.end_offsets()
+def not_a_source(given: object) -> str | None:
+    """Return why a job cannot read an object; None if it can."""
+    if given is None:
+        return "no source is given"
+    if not isinstance(given, Source):
+        return f"{given!r} is not a source; a source derives from holdfast.connectors.Source"
+    if lacking := list(missing(given, ("traits", "schema", "row_type", "where"))):
+        return f"{given!r} is not a source: it has no {', '.join(lacking)}"
+    traits: object = given.traits
+    return None if isinstance(traits, SourceTraits) else f"{given!r} is not a source: its traits are {traits!r}"

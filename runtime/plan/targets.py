@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 
 from holdfast.errors import ConfigError, Where
 from holdfast.runtime.plan.model import Plan, SinkSpec
-from holdfast.runtime.plan.source import Source, reads_again
+from holdfast.runtime.plan.source import Source
 from holdfast.runtime.plan.topic import outputs_of
 from holdfast.sinks.contract.immediate import IMMEDIATE
 from holdfast.sinks.contract.sink import Sink
@@ -81,7 +81,7 @@ def reads_target(source: Source, target: Mapping[str, str]) -> bool:
         target: `SinkTraits.place`.
     """
     there = source.traits.place, source.traits.captures
-    return reads_again(source, target) or any(is_same_place_of(place, target) for place in there)
+    return source.would_read(target) or any(is_same_place_of(place, target) for place in there)
 
 
 def is_same_place_of(one: Mapping[str, str], other: Mapping[str, str]) -> bool:

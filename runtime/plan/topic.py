@@ -14,7 +14,7 @@ import pyarrow as pa
 from holdfast.model import CHANGELOG
 from holdfast.runtime.plan.model import ANY_FRAGMENT, Plan, SinkSpec
 from holdfast.sinks.contract.changelogs import Changelog
-from holdfast.sinks.contract.sink import OP
+from holdfast.sinks.contract.target import OP
 from holdfast.state.records import DELETED, KEY, RECORDS, records_of
 
 

@@ -19,7 +19,6 @@ from holdfast.runtime.plan import shape_changes
 from holdfast.runtime.plan.model import SinkSpec
 from holdfast.runtime.plan.targets import same_target, target_of
 from holdfast.sinks.contract.owners import NEVER, Holding, went_back
-from holdfast.sinks.contract.sink import held
 
 
 def lacks_output(there: Manifest, here: Manifest, job_uuid: str, spec: SinkSpec) -> tuple[str, bool] | None:
@@ -35,9 +34,9 @@ def lacks_output(there: Manifest, here: Manifest, job_uuid: str, spec: SinkSpec)
     Raises:
         HoldfastError: the target cannot be read.
     """
-    if (sink := held(spec.sink)) is None:
+    if (ownership := spec.sink.ownership) is None:
         return None
-    holding = sink.holding(job_uuid, spec.name)
+    holding = ownership.holding(job_uuid, spec.name)
     confirmed = max((done.tag for done in there.confirmed if done.writer.sink == spec.name), default=NEVER)
     moved = moved_from(here, spec, holding)
     if (holding.newest or NEVER) < confirmed:

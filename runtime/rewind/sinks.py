@@ -28,7 +28,6 @@ from holdfast.ports import Clock
 from holdfast.runtime.driver.repair import Order, not_repairable, writers_of
 from holdfast.runtime.plan.model import SinkSpec
 from holdfast.runtime.rewind.moved import lacks_output
-from holdfast.sinks.contract.sink import repairable
 
 IMPOSSIBLE = "impossible"
 """The verdict that leaves a target with output of the abandoned timeline."""
@@ -104,7 +103,7 @@ def _outlook(
     clock: Clock,
     adopted: tuple[str, ...],
 ) -> Outlook:
-    if (sink := repairable(spec.sink)) is None:
+    if (repairs := spec.sink.repairs) is None:
         if spec.path is not None:
             reason = "it is written immediately, before the commit, and keeps no before-images"
             return Outlook(_shown(spec.name, IMPOSSIBLE, reason))
@@ -113,7 +112,7 @@ def _outlook(
     to = Tag(Timeline(job.timeline + 1), there.epoch)
     began = clock.monotonic()
     try:
-        repair = sink.plan_repair(replace(asked, to=to), spec.schema, spec.upsert_key)
+        repair = repairs.plan_repair(replace(asked, to=to), spec.schema, spec.upsert_key)
         lacking = lacks_output(there, here, job.uuid, spec)
     except Unavailable as error:  # a repair is retried until the target answers
         return Outlook(_shown(spec.name, None, error.what))

@@ -27,7 +27,7 @@ from holdfast.checkpoint.repository import Repository
 from holdfast.model import SourcePosition
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.plan.model import SourceSpec
-from holdfast.runtime.plan.source import OpenSource, gone, same_from
+from holdfast.runtime.plan.source import OpenSource, same_from
 from holdfast.runtime.plan.units import units_of
 
 _Place = tuple[str, int]
@@ -120,7 +120,7 @@ def _firsts(places: Iterable[_Place], sources: Sequence[_Opened]) -> dict[_Place
             there = set(opened.partitions())
             for partition in (each for each in mine if each in there):
                 first = opened.retention_start(partition)
-                found[spec.name, partition] = first, same_from(spec.source, opened, partition)
+                found[spec.name, partition] = first, same_from(opened, partition)
     return found
 
 
@@ -133,7 +133,7 @@ def _starts(back: Sequence[SourcePosition], sources: Sequence[_Opened]) -> dict[
     for spec, opened in sources:
         for at in (each for each in back if each.source == spec.name):
             other = at.offset > 0 and at.identity is not None and opened.changed(at.identity) is not None
-            found[at.source, at.partition] = _NOWHERE if other else same_from(spec.source, opened, at.partition)
+            found[at.source, at.partition] = _NOWHERE if other else same_from(opened, at.partition)
     return found
 
 
@@ -142,6 +142,6 @@ def _lost(again: Iterable[_Place], sources: Sequence[_Opened]) -> dict[_Place, s
     found: dict[_Place, str] = {}
     for spec, opened in sources:
         for source, partition in again:
-            if source == spec.name and (why := gone(spec.source, opened, partition)) is not None:
+            if source == spec.name and (why := opened.gone(partition)) is not None:
                 found[source, partition] = why
     return found

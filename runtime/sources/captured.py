@@ -61,16 +61,16 @@ class CapturedTableSource(LogSource):
         """The columns of the log; those of the table, as long as there is no log. Raises ConfigError, Unavailable."""
         if (meta := read_meta(open_objects(self.path, writable=False))) is not None:
             return meta.schema
-        return self.capture().records()
+        return self.captured.records()
 
     @property
     def traits(self) -> SourceTraits:
-        """See Source.traits. The kind stays that of a log: a job may name the log itself instead, and resume."""
+        """The kind stays that of a log: a job may name the log itself instead, and resume."""
         captures = {} if self.capturing is None else self.capturing.place
-        return replace(super().traits, captured=True, captures=captures)
+        return replace(super().traits, captures=captures)
 
-    def capture(self) -> CapturedTable:
-        """See CapturedSource.capture."""
+    @property
+    def captured(self) -> CapturedTable:
         assert self.capturing is not None, "the connector gives it"
         return self.capturing
 

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from holdfast.model import LAST_US, NEVER_US, SourcePosition, Watermark
 from holdfast.ports import Clock
 from holdfast.runtime.plan.model import SourceSpec
-from holdfast.runtime.plan.source import OpenSource, telling
+from holdfast.runtime.plan.source import OpenSource
 from holdfast.runtime.time import watermark
 from holdfast.runtime.time.event_times import times_of
 from holdfast.runtime.time.windows import TIME_LAST_US, micros_of
@@ -54,7 +54,7 @@ class EventTime:
     ) -> None:
         assert spec.event_time is not None
         self._spec, self._clock, self._send = spec, clock, send
-        self._reported = telling(spec.source, opened)
+        self._opened = opened
         self._column = spec.event_time
         self._at = {p.partition: NEVER_US if p.watermark is None else p.watermark for p in positions}
         self._untold = {p.partition for p in positions if spec.watermark is not None and p.offset > 0}
@@ -147,7 +147,7 @@ class EventTime:
     def _ask(self, partition: int, offset: int) -> bool:
         """Ask the source for its watermark; return whether that advances the partition's."""
         before = self._at[partition]
-        if self._reported is not None and (at_us := self._reported.watermark(partition, offset)) is not None:
+        if (at_us := self._opened.watermark(partition, offset)) is not None:
             self._raise_to(partition, at_us)
         return self._at[partition] > before
 

@@ -27,7 +27,7 @@ from holdfast.arguments import checked
 from holdfast.errors import ConfigError, HoldfastError, JobFailed, Where, is_failure
 from holdfast.ports import Clock
 from holdfast.runtime.plan.ahead import Ahead
-from holdfast.runtime.plan.source import PartitionReader, direct_reader
+from holdfast.runtime.plan.source import OpenSource, PartitionReader, Source, direct_reader
 from holdfast.runtime.rows.dead_letters import ERROR, Refused, with_refused, without_addresses
 from holdfast.runtime.rows.row_types import ArrowSchema, RowsOf, T
 from holdfast.runtime.rows.rows import WrongRow, batch_of_columns, batch_of_rows
@@ -42,7 +42,7 @@ _VARIABLE_WIDTH_BYTES = 32
 _CORRECT = "correct the function: for every index it must return a record that fits the schema"
 
 
-class Generator(RowsOf[T]):
+class Generator(Source, RowsOf[T]):
     """A source whose records are computed.
 
     Args:
@@ -56,6 +56,9 @@ class Generator(RowsOf[T]):
     Raises:
         ConfigError: an argument is out of range, or the schema cannot be used.
     """
+
+    schema: pa.Schema
+    row_type: type | None
 
     @checked("hf.Generator", "(Bid, lambda i: Bid(i, 1.0), count=1_000)")
     def __init__(
@@ -101,7 +104,6 @@ class Generator(RowsOf[T]):
 
     @property
     def traits(self) -> SourceTraits:
-        """See Source.traits."""
         endless = Endless(
             what="a generator without a count",
             instead="give the generator a count",
@@ -115,7 +117,7 @@ class Generator(RowsOf[T]):
         )
 
     def unpaced(self, ends: Mapping[int, int] | None = None) -> Generator:
-        """See PacedSource.unpaced: the rate paces new records only."""
+        """The rate paces new records only."""
         source = copy(self)
         source.rate, source.ends = None, ends
         return source
@@ -219,7 +221,7 @@ class _Pace:
     reached: int
 
 
-class OpenGenerator:
+class OpenGenerator(OpenSource):
     """The generator as one worker reads it."""
 
     def __init__(self, source: Generator, clock: Clock) -> None:
@@ -257,7 +259,6 @@ class OpenGenerator:
         return ends
 
     def appeared(self, begun: Mapping[int, int]) -> dict[int, int]:
-        """See PacedOpenSource.appeared."""
         found = {}
         for partition in self.partitions():
             due, end = self._due(begun.get(partition, 0)), self._source.end(partition)
@@ -283,7 +284,7 @@ class OpenGenerator:
         return batch, offset + rows
 
     def reader(self, partition: int, offset: int, ahead: Ahead) -> PartitionReader:
-        """See OpenSource.reader. The user's function runs in the operator thread, whose silence is watched."""
+        """The user's function runs in the operator thread, whose silence is watched."""
         return direct_reader(self, partition, offset)
 
     def ended(self, partition: int, offset: int) -> bool:

@@ -14,7 +14,7 @@ Source: docs/design/0032-connectors.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from importlib import metadata
 from importlib.util import find_spec
@@ -23,6 +23,7 @@ from holdfast.errors import HoldfastError
 from holdfast.extras import install
 from holdfast.runtime.sources.connector import sink_of, source_of
 from holdfast.runtime.sources.installed import Installed, installed, loaded
+from holdfast.sinks.contract.sink import abilities
 from holdfast.traits import Library, SinkTraits, SourceTraits, Traits
 
 SOURCE, SINK = "source", "sink"
@@ -94,19 +95,18 @@ def _sides(kind: object) -> Mapping[str, Mapping[str, bool] | None]:
     if callable(make := getattr(kind, "example", None)):
         example = make()
         read, written = example if isinstance(example, tuple) else (example, example)
-        return _of_traits(side.traits for side in (source_of(read), sink_of(written)))
+        source, sink = source_of(read), sink_of(written)
+        found: dict[str, Mapping[str, bool] | None] = {}
+        if isinstance(source.traits, SourceTraits):
+            publishes, captured = source.publishes is not None, source.captured is not None
+            found[SOURCE] = {**_named(source.traits), "publishes": publishes, "captured": captured}
+        if isinstance(sink.traits, SinkTraits):
+            found[SINK] = abilities(sink)
+        return found
     own = getattr(kind, "traits", None)
-    return _of_traits([own]) if isinstance(own, Traits) else _by_methods(kind)
-
-
-def _of_traits(traits: Iterable[Traits]) -> Mapping[str, Mapping[str, bool] | None]:
-    found: dict[str, Mapping[str, bool] | None] = {}
-    for each in traits:
-        if isinstance(each, SourceTraits):
-            found[SOURCE] = _named(each)
-        elif isinstance(each, SinkTraits):
-            found[SINK] = _named(each)
-    return found
+    if not isinstance(own, Traits):
+        return _by_methods(kind)
+    return {SOURCE if isinstance(own, SourceTraits) else SINK: _named(own)}
 
 
 def _named(traits: Traits) -> Mapping[str, bool]:

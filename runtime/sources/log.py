@@ -22,9 +22,10 @@ import pyarrow as pa
 from holdfast.arguments import checked
 from holdfast.errors import ConfigError
 from holdfast.runtime.plan.ahead import Ahead, Read, ReaderAhead
-from holdfast.runtime.plan.source import OFFSETS, PartitionReader
+from holdfast.runtime.plan.source import OFFSETS, OpenSource, PartitionReader, Source
 from holdfast.runtime.rows.row_types import ArrowSchema, RowsOf, T
 from holdfast.runtime.rows.schema import data_schema_of, difference_to_read
+from holdfast.runtime.sources.connector import ChangelogConnector, Connector
 from holdfast.sinks.log.changelog import LogChangelog
 from holdfast.sinks.log.sink import LogSink
 from holdfast.storage.bulk import read_together
@@ -41,7 +42,7 @@ LOOK_EVERY_S = 0.1
 """How often a worker looks for new commits in a store in which that costs a round trip, and money."""
 
 
-class Log(RowsOf[T]):
+class Log(Connector, ChangelogConnector, RowsOf[T]):
     """A partitioned, append-only log on a folder or an object store; a source, a sink, or the changelog of a job.
 
     As a sink it gives exactly-once delivery: the rows of an epoch and their tag are one commit of the log. A stream
@@ -86,20 +87,16 @@ class Log(RowsOf[T]):
         return f"Log({self.path!r})"
 
     def source(self) -> LogSource:
-        """See Connector.source."""
         return LogSource(self.path, self._expected, self._row_type, self._key, self._partitions)
 
     def sink(self) -> LogSink:
-        """See Connector.sink."""
         return LogSink(self.path, self._key, self._partitions, self._expected)
 
     @classmethod
     def placed(cls, place: Mapping[str, str]) -> Log[Any]:
-        """See ChangelogConnector.placed."""
         return cls(place["path"])
 
     def changelog(self) -> LogChangelog:
-        """See ChangelogConnector.changelog."""
         given = [name for name, value in (("schema", self._expected), ("key", self._key)) if value is not None]
         if given:
             raise ConfigError(
@@ -111,7 +108,7 @@ class Log(RowsOf[T]):
 
 
 @dataclass(frozen=True)
-class LogSource:
+class LogSource(Source):
     """A log to read; the arguments are those of `Log`."""
 
     path: str
@@ -135,13 +132,11 @@ class LogSource:
 
     @property
     def traits(self) -> SourceTraits:
-        """See Source.traits."""
         return SourceTraits(
             kind="Log",
             local_paths=local(self.path),
             place={"path": self.path},
             log=self.path,
-            sparse=True,
             partitioned_by=self.key or (),
         )
 
@@ -150,7 +145,6 @@ class LogSource:
         self._check_schema(self._meta())
 
     def open(self) -> OpenLog:
-        """See Source.open."""
         self._check_schema(self._meta())
         store = open_objects(self.path, writable=False)
         return OpenLog(LogReader(store), LOOK_EVERY_S if read_together(store) > 1 else 0.0)
@@ -216,7 +210,7 @@ class LogSource:
         )
 
 
-class OpenLog:
+class OpenLog(OpenSource):
     """The log as one worker reads it; at the end of the known commits it looks for new ones.
 
     Args:
@@ -276,7 +270,6 @@ class OpenLog:
         return found.batch, found.following
 
     def reader(self, partition: int, offset: int, ahead: Ahead) -> PartitionReader:
-        """See OpenSource.reader."""
         return ReaderAhead(partial(self._fetch, partition), partial(self._take, partition), offset, ahead)
 
     def ended(self, partition: int, offset: int) -> bool:

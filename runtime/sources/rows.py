@@ -20,8 +20,7 @@ import pyarrow as pa
 
 from holdfast.arguments import checked
 from holdfast.errors import ConfigError
-from holdfast.runtime.plan.ahead import Ahead
-from holdfast.runtime.plan.source import PartitionReader, direct_reader
+from holdfast.runtime.plan.source import OpenSource, Source
 from holdfast.runtime.rows.row_types import ArrowSchema, RowsOf, T, values_of
 from holdfast.runtime.rows.rows import WrongRow, batch_of_rows
 from holdfast.runtime.rows.schema import data_schema_of
@@ -34,7 +33,7 @@ ROWS_MAX = 65_536
 _KIND = "rows"
 
 
-class Rows(RowsOf[T]):
+class Rows(Source, RowsOf[T]):
     """A source that reads the rows of a list, in their order, and ends.
 
     Args:
@@ -44,6 +43,9 @@ class Rows(RowsOf[T]):
     Raises:
         ConfigError: there is no schema, a row does not fit it, or the rows take more than 64 MiB.
     """
+
+    schema: pa.Schema
+    row_type: type | None
 
     @checked("hf.Rows", "([Bid(1, 2.0), Bid(2, 3.0)])")
     def __init__(self, rows: Iterable[T | Mapping[str, Any]], schema: type[T] | ArrowSchema | None = None) -> None:
@@ -75,24 +77,18 @@ class Rows(RowsOf[T]):
 
     @property
     def where(self) -> str:
-        """See Source.where."""
         return repr(self)
 
     @property
     def traits(self) -> SourceTraits:
-        """See Source.traits."""
         shown = f"{self.batch.num_rows:,}, {self._digests.of_first(self.batch.num_rows)}"
         return SourceTraits(kind="Rows", local_paths=(), place={"rows": shown}, in_plan=True)
 
-    def check(self) -> None:
-        """See Source.check. Nothing outside needs a check."""
-
     def open(self) -> OpenRows:
-        """See Source.open."""
         return OpenRows(self)
 
 
-class OpenRows:
+class OpenRows(OpenSource):
     """The rows as one worker reads them."""
 
     def __init__(self, source: Rows[Any]) -> None:
@@ -103,7 +99,6 @@ class OpenRows:
         return f"{_KIND} {offset} {self._digests.of_first(offset)}"
 
     def changed(self, identity: str) -> str | None:
-        """See OpenSource.changed."""
         kind, _, rest = identity.partition(" ")
         if kind != _KIND:
             return f"it is {self._source!r}, but a {kind} was read"
@@ -115,19 +110,15 @@ class OpenRows:
         return None
 
     def partitions(self) -> list[int]:
-        """See OpenSource.partitions."""
         return [0]
 
     def end_offsets(self) -> dict[int, int]:
-        """See OpenSource.end_offsets."""
         return {0: self._batch.num_rows}
 
     def retention_start(self, partition: int) -> int:
-        """See OpenSource.retention_start."""
         return 0
 
     def read(self, partition: int, offset: int, max_bytes: int) -> tuple[pa.RecordBatch | None, int]:
-        """See OpenSource.read."""
         left = self._batch.num_rows - offset
         if left <= 0:
             return None, offset
@@ -135,16 +126,8 @@ class OpenRows:
         rows = min(left, ROWS_MAX, max(1, max_bytes // row_bytes))
         return self._batch.slice(offset, rows), offset + rows
 
-    def reader(self, partition: int, offset: int, ahead: Ahead) -> PartitionReader:
-        """See OpenSource.reader."""
-        return direct_reader(self, partition, offset)
-
     def ended(self, partition: int, offset: int) -> bool:
-        """See OpenSource.ended."""
         return bool(offset >= self._batch.num_rows)
-
-    def close(self) -> None:
-        """Nothing to release."""
 
 
 class Digests:

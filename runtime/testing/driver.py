@@ -30,12 +30,12 @@ from holdfast.model import Epoch, WorkerId
 from holdfast.runtime.api.app import App
 from holdfast.runtime.config.durations import Duration, duration_ms
 from holdfast.runtime.config.settings import MICROBATCH
-from holdfast.runtime.driver import master
+from holdfast.runtime.driver.state import Restart
 from holdfast.runtime.microbatch.layers import idle_standbys
 from holdfast.runtime.operators.contract import is_part
 from holdfast.runtime.plan.ahead import Ahead
 from holdfast.runtime.plan.model import OperatorSpec, Plan, SinkSpec, SourceSpec
-from holdfast.runtime.plan.source import PartitionReader, direct_reader
+from holdfast.runtime.plan.source import OpenSource, PartitionReader, Source, direct_reader
 from holdfast.runtime.plan.topic import changelog_of
 from holdfast.runtime.rows.rows import WrongRow, batch_of_rows
 from holdfast.runtime.rows.schema import aliases_of
@@ -54,10 +54,13 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Row = Mapping[str, Any]
 
 
-class PushedSource:
+class PushedSource(Source, OpenSource):
     """A source that holds the records that a test pushed; all its openings see the same records."""
 
-    traits = SourceTraits(kind="PushedSource", local_paths=(), tells_time=True)
+    schema: pa.Schema
+    row_type: type | None
+    where: str
+    traits = SourceTraits(kind="PushedSource", local_paths=())
 
     def __init__(
         self,
@@ -158,7 +161,7 @@ class PushedSource:
             self._marks[partition].append((table.num_rows, at_us))
 
     def reader(self, partition: int, offset: int, ahead: Ahead) -> PartitionReader:
-        """See OpenSource.reader: everything is in memory."""
+        """Everything is in memory."""
         return direct_reader(self, partition, offset)
 
     def ended(self, partition: int, offset: int) -> bool:

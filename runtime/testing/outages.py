@@ -27,7 +27,7 @@ from holdfast.runtime.plan.source import OpenSource
 from holdfast.runtime.testing.source_kit import ANY_BYTES, SourceKit
 from holdfast.runtime.testing.tested_sink import ANN, BEA, LEFT, Row, SinkKit, tag
 from holdfast.sinks.contract.owners import NEVER
-from holdfast.sinks.contract.sink import FaultPoint, Target
+from holdfast.sinks.contract.target import FaultPoint, Target
 
 BACK_WITHIN_S = 60.0
 """How long a client may take to find out that its server answers again."""

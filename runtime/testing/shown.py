@@ -20,7 +20,7 @@ from holdfast.quantities import plural
 from holdfast.runtime.api.app import App
 from holdfast.runtime.operators.sink import SinkStep
 from holdfast.runtime.plan.graph import FromSource, Graph, Node
-from holdfast.runtime.plan.source import OFFSETS, Source, copied, in_folder, unpaced
+from holdfast.runtime.plan.source import OFFSETS, Source
 from holdfast.runtime.rows.dead_letters import ERROR, FORM, RAW
 from holdfast.runtime.testing.driver import TestDriver
 from holdfast.sinks.memory.sink import MemorySink
@@ -85,8 +85,8 @@ def _read(name: str, source: Source, on_error: str, folder: str) -> list[pa.Tabl
     if endless is not None:
         raise _refused(f"source {name!r} has no end to read to", "give it an end, or read it in a run: app.run()")
     if source.traits.copied:
-        source = copied(in_folder(source, folder), again=True)
-    with closing(unpaced(source).open()) as opened:
+        source = source.in_folder(folder).copied(again=True)
+    with closing(source.unpaced().open()) as opened:
         ends, left, tables = opened.end_offsets(), INPUT_BYTES_MAX, list[pa.Table]()
         for partition in opened.partitions():
             batches, at = list[pa.RecordBatch](), opened.retention_start(partition)

@@ -15,10 +15,10 @@ Source: sinks/contract/sink.py; PROTOCOL P17, P21, P24; docs/design/0032-connect
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from copy import deepcopy
-from typing import cast
+from typing import TypeVar, cast
 
 import pyarrow as pa
 import pytest
@@ -39,42 +39,36 @@ from holdfast.runtime.testing.tested_sink import (
     SinkKit,
     tag,
 )
-from holdfast.sinks.contract.audited import AuditQuery, auditable
+from holdfast.sinks.contract.audited import AuditQuery
 from holdfast.sinks.contract.owners import NEVER, Claim
-from holdfast.sinks.contract.sink import (
+from holdfast.sinks.contract.sink import TAKES, Rewinding, abilities, not_a_sink
+from holdfast.sinks.contract.target import (
     AlreadyDelivered,
     Delivered,
     EpochOutput,
     Fault,
     FaultPoint,
-    Rewinding,
-    Sink,
     Upload,
     UploadedOutput,
-    held,
-    merging,
-    naming_uploads,
-    probing,
-    repairable,
-    uploading,
 )
-from holdfast.traits import not_a
+
+T = TypeVar("T")
 
 
 class Crash(BaseException):
     """The process ends here."""
 
 
-def _needs(kit: SinkKit, trait: str) -> Sink:
-    sink = kit.prepared()
-    if not getattr(sink.traits, trait):
-        pytest.skip(f"missing: the trait {trait!r}")
-    return sink
+def _needed(name: str, capability: T | None) -> T:
+    if capability is None:
+        pytest.skip(f"missing: the capability {name!r}")
+    return capability
 
 
 def states_what_it_can_do(kit: SinkKit) -> None:
-    """It has what a sink has, and what its traits name."""
-    assert not_a("sink", kit.sink()) is None
+    """It has what a sink has, and what it can do, or None of it."""
+    assert not_a_sink(kit.sink()) is None
+    assert abilities(kit.sink()) == abilities(kit.prepared()), "what it can do does not depend on the target"
     assert kit.sink().where
     assert kit.sink().key in (KEY, None), "the kit's rows have the key `user`"
     assert kit.sink().key == KEY or not kit.sink().traits.keyed, "what replaces rows has a key"
@@ -107,15 +101,22 @@ def prepares_again_without_a_change(kit: SinkKit) -> None:
 
 def is_looked_at_without_a_change(kit: SinkKit) -> None:
     """`probe` finds what a start would refuse, and creates and changes nothing."""
-    sink = probing(kit.sink())
-    if sink is None:
-        pytest.skip("missing: the trait 'probes'")
+    sink = kit.sink()
     missing = sink.probe(SCHEMA, kit.upsert_key)
+    if missing == TAKES:
+        pytest.skip("missing: a `probe` that looks at the target")
     assert sink.probe(SCHEMA, kit.upsert_key) == missing, "the first probe created the target"
     kit.deliver(1, ANN)
     assert sink.probe(SCHEMA, kit.upsert_key) and kit.shows(ANN)
-    with pytest.raises(ConfigError):
-        sink.probe(SCHEMA.append(pa.field("more", pa.int64())), kit.upsert_key)
+    assert _refuses_columns(sink.probe, kit) == _refuses_columns(sink.prepare, kit)
+
+
+def _refuses_columns(look: Callable[[pa.Schema, tuple[str, ...] | None], object], kit: SinkKit) -> bool:
+    try:
+        look(SCHEMA.append(pa.field("more", pa.int64())), kit.upsert_key)
+    except ConfigError:
+        return True
+    return False
 
 
 def shows_rows_and_tag_together(kit: SinkKit) -> None:
@@ -273,10 +274,8 @@ def goes_on_after_a_lost_reply(kit: SinkKit) -> None:
 
 def takes_several_epochs_together(kit: SinkKit) -> None:
     """With `merges`: all rows come with the last tag, and no prefix that is there comes again."""
-    sink = _needs(kit, "merges")
-    with closing(sink.open(JOB, LEFT)) as opened:
-        target = merging(sink, opened)
-        assert target is not None
+    with kit.target() as opened:
+        target = _needed("merges", opened.merges)
         epochs = [EpochOutput(tag(1), [kit.batch(ANN)]), EpochOutput(tag(2), [kit.batch(BEA)])]
         assert target.deliver_together(epochs) == Delivered(2)
         again = [EpochOutput(tag(2), [kit.batch(BEA)]), EpochOutput(tag(3), [kit.batch(CAT)])]
@@ -286,9 +285,7 @@ def takes_several_epochs_together(kit: SinkKit) -> None:
 
 def names_what_was_uploaded(kit: SinkKit) -> None:
     """With `uploads`: uploaded rows show with the commit that names them, and those of a lost upload come too (P23)."""
-    sink = uploading(_needs(kit, "uploads"))
-    assert sink is not None
-    uploader = sink.uploader()
+    uploader = _needed("uploads", kit.prepared().uploads)
     parts = [[kit.batch(ANN)], [kit.batch(BEA)], [kit.batch(CAT)]]
     first = uploader.upload(Upload(JOB, "out", 1, 5, 2, "w0", 0), parts[0])
     lost = uploader.upload(Upload(JOB, "out", 1, 4, 1, "w1", 1), parts[1])
@@ -296,16 +293,14 @@ def names_what_was_uploaded(kit: SinkKit) -> None:
     uploader.sweep(JOB, "out", 1, 3, 5)
     output = UploadedOutput(tag(5), (first, lost, None), lambda places: [b for place in places for b in parts[place]])
     for expected in (Delivered(3), AlreadyDelivered(tag(5))):
-        with closing(sink.open(JOB, LEFT)) as opened:
-            target = naming_uploads(sink, opened)
-            assert target is not None and target.deliver_uploaded(output) == expected
+        with kit.target() as target:
+            assert target.deliver_uploaded(output) == expected
         assert kit.shows(ANN, BEA, CAT)
 
 
 def takes_output_back(kit: SinkKit) -> None:
     """With `repairs`: the target is as it was after the base epoch, and nothing older is delivered any more (P21)."""
-    repairs = repairable(_needs(kit, "repairs"))
-    assert repairs is not None
+    repairs = _needed("repairs", kit.prepared().repairs)
     kit.deliver(1, ANN)
     kit.deliver(2, BEA)
     kit.deliver(2, CAT, writer=RIGHT)
@@ -322,8 +317,7 @@ def takes_output_back(kit: SinkKit) -> None:
 
 def can_be_read_back(kit: SinkKit) -> None:
     """With `audits`: it tells which rows each delivery wrote."""
-    audits = auditable(_needs(kit, "audits"))
-    assert audits is not None
+    audits = _needed("audits", kit.prepared().audits)
     kit.deliver(1, ANN, BEA)
     kit.deliver(2, CAT)
     contents = audits.contents(AuditQuery(JOB, "out", SCHEMA, kit.upsert_key, Epoch(0)))
@@ -335,9 +329,8 @@ def can_be_read_back(kit: SinkKit) -> None:
 
 
 def remembers_who_took_it_over(kit: SinkKit) -> None:
-    """With `remembers_owner`: a driver that its job's log does not know changes nothing."""
-    holds = held(_needs(kit, "remembers_owner"))
-    assert holds is not None
+    """With `ownership`: a driver that its job's log does not know changes nothing."""
+    holds = _needed("ownership", kit.prepared().ownership)
     first = Claim("first", Generation(1))
     second = Claim("second", Generation(2), {"first": tag(1)})
     copy = Claim("copy", Generation(3), {"first": tag(1), "second": tag(1)})

@@ -23,9 +23,8 @@ import pyarrow as pa
 import pytest
 
 from holdfast.runtime.plan.ahead import Ahead, Read, inline
-from holdfast.runtime.plan.source import OpenSource, Source, appeared, gone, removing, same_from, telling, unpaced
+from holdfast.runtime.plan.source import OpenSource, Source, not_a_source, same_from
 from holdfast.runtime.sources.reading import split
-from holdfast.traits import not_a
 
 ANY_BYTES = 1 << 20
 READS_MAX = 10_000
@@ -105,7 +104,7 @@ def _all(opened: OpenSource) -> dict[int, dict[int, dict[str, Any]]]:
 
 def states_what_it_can_do(kit: SourceKit) -> None:
     """It has what a source has, and what its traits name."""
-    assert not_a("source", kit.source()) is None
+    assert not_a_source(kit.source()) is None
     assert kit.source().where
 
 
@@ -213,20 +212,18 @@ def knows_itself_again(kit: SourceKit) -> None:
 
 
 def has_what_its_traits_name_when_it_is_open(kit: SourceKit) -> None:
-    """`sparse` has `whole_from`, `tells_time` `watermark`, `paced` `appeared`, `removes_old` `kept`, and
-    `loses_partitions` `gone`."""
+    """What it says of its partitions fits together: `whole_from`, `gone`, `watermark`, `kept` and `appeared`."""
     source = kit.source()
     with _opened(kit) as opened:
         for partition in opened.partitions():
-            assert same_from(source, opened, partition) >= opened.retention_start(partition)
-            assert gone(source, opened, partition) is None
-            if (reported := telling(source, opened)) is not None:
-                at = reported.watermark(partition, opened.retention_start(partition))
-                assert at is None or isinstance(at, int)
+            assert same_from(opened, partition) >= opened.retention_start(partition)
+            assert opened.gone(partition) is None
+            at = opened.watermark(partition, opened.retention_start(partition))
+            assert at is None or isinstance(at, int)
         if source.traits.paced:
             _counts_what_has_appeared(source, opened)
         if source.traits.removes_old:
-            kept = removing(opened).kept(60.0)
+            kept = opened.kept(60.0)
             assert {each: at.first for each, at in kept.items()} == {
                 each: opened.retention_start(each) for each in kept
             }
@@ -235,11 +232,11 @@ def has_what_its_traits_name_when_it_is_open(kit: SourceKit) -> None:
 
 def _counts_what_has_appeared(source: Source, opened: OpenSource) -> None:
     found, starts = _all(opened), {each: opened.retention_start(each) for each in opened.partitions()}
-    ends = appeared(source, opened, starts)
+    ends = opened.appeared(starts)
     assert sorted(ends) == sorted(starts)
-    later = appeared(source, opened, {partition: start + 1_000 for partition, start in starts.items()})
+    later = opened.appeared({partition: start + 1_000 for partition, start in starts.items()})
     assert all(later[each] >= ends[each] for each in ends), "the rate counts from where the run begins"
-    source = unpaced(source, ends)
+    source = source.unpaced(ends)
     assert not source.traits.paced
     there = source.open()
     for partition, rows in found.items():

@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.contract.owners import Claim
-from holdfast.sinks.contract.sink import DELETE, OP, PUT, Fault, Sink, Target
+from holdfast.sinks.contract.sink import Sink
+from holdfast.sinks.contract.target import DELETE, OP, PUT, Fault, Target
 
 SCHEMA = pa.schema([pa.field("user", pa.int64()), pa.field("name", pa.string())])
 KEY = ("user",)

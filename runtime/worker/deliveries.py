@@ -27,17 +27,8 @@ from holdfast.runtime.worker.ports import Ports
 from holdfast.runtime.worker.under_way import UnderWay
 from holdfast.sinks.contract.accepting import CONVERSION, undeliverable
 from holdfast.sinks.contract.owners import NEVER, Claim
-from holdfast.sinks.contract.sink import (
-    AlreadyDelivered,
-    EpochOutput,
-    Sink,
-    Target,
-    UploadedOutput,
-    UploadingSink,
-    merging,
-    naming_uploads,
-    uploading,
-)
+from holdfast.sinks.contract.sink import Sink, Uploader
+from holdfast.sinks.contract.target import AlreadyDelivered, EpochOutput, Target, UploadedOutput
 from holdfast.sinks.protocol import delivery
 
 
@@ -167,8 +158,8 @@ class Deliveries:
         if deploy is None or tag.timeline != deploy.timeline or tag.epoch < deploy.first_epoch:
             return
         del self._to_sweep[writer.sink]
-        if (sink := uploading(self._sink(writer))) is not None:
-            self._submit(writer, partial(_sweep, sink, writer.sink, deploy), self._forgot)
+        if (uploads := self._sink(writer).uploads) is not None:
+            self._submit(writer, partial(_sweep, uploads, writer.sink, deploy), self._forgot)
 
     def _submit(self, writer: Writer, work: Callable[[], object], done: Callable[[Writer, object], None]) -> None:
         timeline, over = self._timeline, self._under_way.begin(writer.sink)
@@ -210,12 +201,11 @@ class Deliveries:
 
     def _delivered(self, writer: Writer, epochs: tuple[Pending, ...], known: Tag) -> delivery.Event:
         target = self._target(writer)
-        together = merging(self._sink(writer), target)
-        if len(epochs) > 1 and together is not None:
+        if len(epochs) > 1 and (merges := target.merges) is not None:
             outputs = [EpochOutput(pending.tag, self._staged(pending)) for pending in epochs]
-            outcome, last = together.deliver_together(outputs, known), epochs[-1]
-        elif epochs[0].staged.uploads and (naming := naming_uploads(self._sink(writer), target)) is not None:
-            outcome, last = naming.deliver_uploaded(self._uploaded(epochs[0]), known), epochs[0]
+            outcome, last = merges.deliver_together(outputs, known), epochs[-1]
+        elif epochs[0].staged.uploads:
+            outcome, last = target.deliver_uploaded(self._uploaded(epochs[0]), known), epochs[0]
         else:
             outcome, last = target.deliver(epochs[0].tag, self._staged(epochs[0]), known), epochs[0]
         if isinstance(outcome, AlreadyDelivered):
@@ -264,6 +254,6 @@ class Deliveries:
         self._step(writer, delivery.Failed(error.report(), permanent))
 
 
-def _sweep(sink: UploadingSink, name: str, deploy: Deploy) -> None:
+def _sweep(uploads: Uploader, name: str, deploy: Deploy) -> None:
     """Delete what workers uploaded in epochs that a generation before this one began and did not complete."""
-    sink.uploader().sweep(deploy.job_uuid, name, deploy.timeline, deploy.base_epoch, deploy.first_epoch)
+    uploads.sweep(deploy.job_uuid, name, deploy.timeline, deploy.base_epoch, deploy.first_epoch)

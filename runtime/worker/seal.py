@@ -23,7 +23,7 @@ from holdfast.runtime.wire.messages import Deploy
 from holdfast.runtime.worker.digests import ROWS
 from holdfast.runtime.worker.protocol import Sealed
 from holdfast.runtime.worker.uploads import Uploads
-from holdfast.sinks.contract.sink import Upload
+from holdfast.sinks.contract.target import Upload
 from holdfast.sinks.protocol.staging import Part, Stage
 from holdfast.state.changelog import SegmentHeader, seal_into
 from holdfast.state.store import StateStore

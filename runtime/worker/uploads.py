@@ -16,7 +16,8 @@ from collections import Counter
 
 from holdfast.errors import HoldfastError
 from holdfast.runtime.plan.model import Plan
-from holdfast.sinks.contract.sink import Upload, Uploader, UploadingSink, uploading
+from holdfast.sinks.contract.sink import Uploader
+from holdfast.sinks.contract.target import Upload
 from holdfast.sinks.protocol.staging import Part, decode
 
 UPLOAD_FROM_BYTES = 1 << 20
@@ -35,8 +36,7 @@ class Uploads:
 
     def __init__(self, plan: Plan, least: int = UPLOAD_FROM_BYTES, paused: Counter[str] | None = None) -> None:
         once, self._least = plan.committed_once(), least
-        found = ((spec.name, uploading(spec.sink)) for spec in plan.sinks if spec.name in once)
-        self._sinks: dict[str, UploadingSink] = {name: sink for name, sink in found if sink is not None}
+        self._sinks = {spec.name: spec.sink for spec in plan.sinks if spec.name in once}
         self._open: dict[str, Uploader] = {}
         self._paused = Counter[str]() if paused is None else paused
 
@@ -48,13 +48,14 @@ class Uploads:
             self._paused[upload.sink] -= 1
             return None
         try:
-            return self._uploader(upload.sink).upload(upload, decode(part.data))
+            uploader = self._uploader(upload.sink)
+            return None if uploader is None else uploader.upload(upload, decode(part.data))
         except HoldfastError:
             self._open.pop(upload.sink, None)
             self._paused[upload.sink] = REFUSED_PARTS
             return None
 
-    def _uploader(self, sink: str) -> Uploader:
-        if sink not in self._open:
-            self._open[sink] = self._sinks[sink].uploader()
-        return self._open[sink]
+    def _uploader(self, sink: str) -> Uploader | None:
+        if sink not in self._open and (uploader := self._sinks[sink].uploads) is not None:
+            self._open[sink] = uploader
+        return self._open.get(sink)

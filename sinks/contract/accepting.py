@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from holdfast.errors import ConfigError, HoldfastError, is_failure
 from holdfast.model import Tag
+from holdfast.sinks.contract.phrases import LAST_DELIVERED, NO_ROW
 from holdfast.sinks.contract.sink import Sink
 from holdfast.storage.held_values import check_held, row_shown
 
@@ -64,10 +65,9 @@ def undeliverable(sink: Sink, tag: Tag, batches: Iterable[pa.RecordBatch], error
             break
     return ConfigError(
         f"{sink.where}: a value of epoch {tag.epoch} cannot be converted for the target: {_named(error)}{shown}",
-        not_done="no row of this epoch was written, nor of any later one",
+        not_done=NO_ROW,
         next_step="correct the job so that it drops or converts such values, and leave these rows behind with "
-        "holdfast rewind JOB.py --to-epoch N --apply, where N is the epoch that was last delivered (holdfast status "
-        "JOB)",
+        f"{LAST_DELIVERED}",
     )
 
 

@@ -13,17 +13,18 @@ Pure: no clock, thread or I/O. Source: docs/design/0018-audit.md; PROTOCOL P17, 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
-from typing import Any, Protocol, cast
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from holdfast.model import Epoch, RowDigest, Subtask, Tag
-from holdfast.sinks.contract.sink import DELETE, OP, PUT, Sink
+from holdfast.sinks.contract.target import DELETE, OP, PUT
 from holdfast.storage.rowhash import digest_of
 
 Delivery = tuple[Subtask, Tag]
@@ -78,9 +79,15 @@ class TargetContents:
     """Rows between the job's own that carry no writer's tag."""
 
 
-class AuditableSink(Sink, Protocol):
-    """With the trait `audits`: a sink whose target can be read back."""
+class Audits(ABC):
+    """Reads a target back."""
 
+    @property
+    def audits(self) -> Audits:
+        """The object itself."""
+        return self
+
+    @abstractmethod
     def contents(self, query: AuditQuery) -> TargetContents:
         """Return what the target holds now, as of one moment.
 
@@ -90,11 +97,6 @@ class AuditableSink(Sink, Protocol):
             Unavailable: the target is unreachable now.
             Damaged: the target's own bytes are broken.
         """
-
-
-def auditable(sink: Sink) -> AuditableSink | None:
-    """Return the sink if its target can be read back."""
-    return cast(AuditableSink, sink) if sink.traits.audits else None
 
 
 class Gone(Exception):

@@ -14,7 +14,8 @@ Pure: no clock, thread or I/O. Source: docs/design/0055-changelog-topic.md, 0057
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
@@ -133,57 +134,48 @@ class Changelog(Protocol):
         """Return its compactions; no connection is made yet."""
 
 
-@dataclass(frozen=True)
-class Nothing:
+class Nothing(OpenChangelog):
     """What a changelog holds that is kept in the root alone."""
 
-    empty: bool = True
-    holding: Holding = Holding(None, None)
-    delivered: Mapping[Subtask, Epoch] = field(default_factory=dict)
-    floor: Epoch = NO_EPOCH
+    empty = True
+    holding = Holding(None, None)
+    delivered: Mapping[Subtask, Epoch] = MappingProxyType({})
+    floor = NO_EPOCH
 
     def records(self, which: AsOf, advanced: Callable[[int, int], object] = unseen) -> Iterator[pa.RecordBatch]:
-        """See OpenChangelog.records."""
         return iter(())
 
 
 @dataclass(frozen=True)
-class NoCompaction:
+class NoCompaction(Compaction):
     """Segments in the root are merged by the workers."""
 
     def compact(self, owner: str, history: Sequence[Stretch], horizon: Epoch) -> bool:
-        """See Compaction.compact."""
         return False
 
 
 @dataclass(frozen=True)
-class Root:
+class Root(Changelog):
     """The changelog in the job's root: segments stay where they were sealed, and are merged there."""
 
     @property
     def place(self) -> Mapping[str, str]:
-        """See Changelog.place."""
         return {"kind": "root"}
 
     @property
     def commits_once(self) -> bool:
-        """See Changelog.commits_once."""
         return False
 
     def sink(self, schema: pa.Schema, key: tuple[str, ...], key_groups: int) -> Sink | None:
-        """See Changelog.sink."""
         return None
 
     def open(self, job_uuid: str) -> OpenChangelog:
-        """See Changelog.open."""
         return Nothing()
 
     def in_memory(self, name: str) -> Changelog:
-        """See Changelog.in_memory."""
         return self
 
     def compaction(self, job_uuid: str) -> Compaction:
-        """See Changelog.compaction."""
         return NoCompaction()
 
 

@@ -28,14 +28,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Protocol
 
 import pyarrow as pa
 
 from holdfast.errors import ConfigError, Damaged, Fenced
 from holdfast.model import Generation, Timeline
 from holdfast.sinks.contract.owners import Claim
-from holdfast.sinks.contract.sink import Sink
 
 IMMEDIATE = "Immediate"
 """What the kind of an immediate sink begins with; the rest is the kind of the same target, written at the commit."""
@@ -117,31 +116,6 @@ class ImmediateTarget(Protocol):
 
     def close(self) -> None:
         """Release the connection; an unfinished write is undone."""
-
-
-class ImmediateSink(Sink, Protocol):
-    """What `immediate` returns: a sink that is written immediately.
-
-    A rewind cannot take its rows back, because there are no before-images.
-    """
-
-    def open_immediate(self, owner: Owner) -> ImmediateTarget:
-        """Return the owner's target; no connection is made yet."""
-
-    def written(self, job_uuid: str, sink: str) -> tuple[Written, ...]:
-        """Return what the target knows of every partition. Raises Unavailable, ConfigError."""
-
-
-class IdempotentSink(Sink, Protocol):
-    """With the trait `immediate`: a sink that keeps the tag of every row."""
-
-    def immediate(self) -> ImmediateSink:
-        """Return the same target, to be written before the commit."""
-
-
-def idempotent(sink: Sink) -> IdempotentSink | None:
-    """Return the sink if it may be written before the commit."""
-    return cast(IdempotentSink, sink) if sink.traits.immediate else None
 
 
 def origin_prefix(job_uuid: str, sink: str, origin: Origin) -> str:

@@ -19,6 +19,7 @@ Source: PROTOCOL P1, P17, P24; docs/design/0021-owned-targets.md, 0057-what-owne
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -118,6 +119,37 @@ class Holding:
     """Another sink to which the target belongs; only of a target that belongs to one sink."""
     taken_back: str | None = None
     """What another program did since the newest delivery that took back rows of the sink, as a clause."""
+
+
+class Ownership(ABC):
+    """Knows to which job and which driver a target belongs (P1)."""
+
+    @property
+    def ownership(self) -> Ownership:
+        """The object itself."""
+        return self
+
+    def check_owner(self, job_uuid: str | None, name: str) -> None:
+        """After `prepare`: refuse a target with another job's output. By default there cannot be any.
+
+        Args:
+            job_uuid: The job; None if it is about to be created, so that no tag can be its own.
+            name: The sink's name in the app.
+
+        Raises:
+            ConfigError: a writer of this sink name, but of another job, delivered here.
+            Unavailable: the target is unreachable now.
+        """
+
+    @abstractmethod
+    def holding(self, job_uuid: str, name: str) -> Holding:
+        """After `prepare`: return the owner of the target and the newest tag of this sink's writers.
+
+        A start compares that with the job log.
+
+        Raises:
+            Unavailable: the target is unreachable now; its first delivery then compares.
+        """
 
 
 NO_CLAIM = Claim("", Generation(0))

@@ -10,11 +10,10 @@ Pure: no clock, thread or I/O. Source: docs/design/0109-open-transactions.md.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
-
-from holdfast.sinks.contract.sink import Sink
+from typing import Protocol
 
 
 @dataclass(frozen=True, order=True)
@@ -36,9 +35,8 @@ class Hidden:
 class Transactions(Protocol):
     """The transactions of one sink of one job."""
 
-    @property
-    def id(self) -> str:
-        """The name under which the sink's writers have their transactions."""
+    id: str
+    """The name under which the sink's writers have their transactions."""
 
     def hidden(self) -> Sequence[Hidden]:
         """Return what open transactions hide in the sink's target, whoever has them. Raises HoldfastError."""
@@ -51,13 +49,14 @@ class Transactions(Protocol):
         """
 
 
-class TransactionalSink(Sink, Protocol):
-    """With the trait `transacts`: a writer that dies may leave a transaction open, which hides later records."""
+class Transacts(ABC):
+    """Has transactions that stay open if a writer dies."""
 
+    @property
+    def transacts(self) -> Transacts:
+        """The object itself."""
+        return self
+
+    @abstractmethod
     def transactions(self, job_uuid: str, name: str) -> Transactions:
         """Return those of this sink of this job; no connection is made yet."""
-
-
-def transactional(sink: Sink) -> TransactionalSink | None:
-    """Return the sink if it has transactions that can stay open."""
-    return cast(TransactionalSink, sink) if sink.traits.transacts else None

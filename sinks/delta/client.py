@@ -24,11 +24,11 @@ from pyarrow import fs
 
 from holdfast.errors import ConfigError, Damaged
 from holdfast.sinks.contract.phrases import NOTHING
-from holdfast.sinks.contract.sink import DELETE, OP, PUT
+from holdfast.sinks.contract.target import DELETE, OP, PUT
 from holdfast.sinks.delta.columns import DELTA
 from holdfast.sinks.delta.errors import RAISED, is_conflict, meaning_of
 from holdfast.sinks.delta.place import DeltaPlace, unsafe
-from holdfast.sinks.lakehouse.book import Sink
+from holdfast.sinks.lakehouse.book import Deliverer
 from holdfast.sinks.lakehouse.columns import changed_columns
 from holdfast.sinks.lakehouse.history import UNKNOWN, Entry
 from holdfast.sinks.lakehouse.rewind import digest
@@ -223,7 +223,7 @@ class LoadedVersion:
                 return
             seen = len(found)
 
-    def deliverers(self) -> Collection[Sink]:
+    def deliverers(self) -> Collection[Deliverer]:
         """See sink.SinkVersion. The book cannot be listed, so they are those of the commits that the log still has."""
         made = [entry.info for entry in self.history() if entry.info is not None]
         return {(str(info.get("job")), str(info.get("sink"))) for info in made}

@@ -17,8 +17,8 @@ from urllib.parse import quote
 
 from deltalake.exceptions import CommitFailedError, DeltaError, DeltaProtocolError, SchemaMismatchError
 
-from holdfast.errors import ConfigError, Damaged, HoldfastError, NotAdmitted, Unavailable
-from holdfast.sinks.contract.phrases import NOTHING, READS_TAG, UNKNOWN, persists
+from holdfast.errors import HoldfastError
+from holdfast.sinks.contract.phrases import broken, not_admitted, refused, unknown
 from holdfast.sinks.delta.place import DeltaPlace
 from holdfast.sinks.lakehouse.lost_files import data_file_gone, is_data_file_gone
 
@@ -51,38 +51,28 @@ def meaning_of(place: DeltaPlace, error: Exception) -> HoldfastError:
     said = " ".join(_COLOURS.sub(" ", text).split())
     judged = _without_names(place, said)
     if _NOT_ADMITTED.search(judged):
-        return NotAdmitted(
-            f"{place.where}: the store did not let this user in: {said}",
-            not_done="nothing was delivered, and nothing is skipped",
-            next_step="give this user the rights to read, write and list below the table, or correct the credentials "
-            "in options= or in the environment of the driver and of each worker",
-        )
+        return _LOGIN(place.where, said)
     if _GAP.search(judged):
-        return Damaged(
-            f"{place.where}: commits are missing in the middle of the table's log: {said[:300]}",
-            not_done=NOTHING,
-            next_step="restore the table from a backup, and rewind the job to a checkpoint that the backup covers",
-        )
-    permanent = isinstance(error, DeltaProtocolError | SchemaMismatchError)
-    if permanent or _REFUSED.search(judged):
-        return ConfigError(
-            f"{place.where}: the table refuses the delivery: {said}",
-            not_done=NOTHING,
-            next_step="undo what was changed about the table since the job started, or give the sink another table",
-        )
+        return _HOLE(place.where, f"commits are missing in the middle of the table's log: {said[:300]}")
+    if isinstance(error, DeltaProtocolError | SchemaMismatchError) or _REFUSED.search(judged):
+        return _CHANGED(place.where, said)
     if "NoSuchBucket" in judged:
-        return NotAdmitted(
-            f"{place.where}: the bucket does not exist: {said}",
-            not_done=NOTHING,
-            next_step="create the bucket, or correct its name",
-        )
-    if is_data_file_gone(said):
-        return data_file_gone(place.where, said)
-    return Unavailable(
-        f"{place.where}: {said}",
-        not_done=UNKNOWN,
-        next_step=persists(READS_TAG, "check that the store is reachable from this host and has space left"),
-    )
+        return _BUCKET(place.where, said)
+    return data_file_gone(place.where, said) if is_data_file_gone(said) else _UNREACHABLE(place.where, said)
+
+
+_LOGIN = not_admitted(
+    "the store did not let this user in",
+    "give this user the rights to read, write and list below the table, or correct the credentials in options= or in "
+    "the environment of the driver and of each worker",
+)
+_HOLE = broken("restore the table from a backup, and rewind the job to a checkpoint that the backup covers")
+_CHANGED = refused(
+    "the table refuses the delivery",
+    "revert the schema change made after the job started, or give the sink another table",
+)
+_BUCKET = not_admitted("the bucket does not exist", "create the bucket, or correct its name")
+_UNREACHABLE = unknown("check that the store is reachable from this host and has space left")
 
 
 def _without_names(place: DeltaPlace, said: str) -> str:

@@ -90,7 +90,6 @@ class Delta(LakehouseSink["LoadedVersion"]):
 
     @property
     def traits(self) -> SinkTraits:
-        """See Sink.traits."""
         place = {"path": self.place.path}
         return self.traits_of("Delta", place, local(self.place.path), self.place.secrets)
 

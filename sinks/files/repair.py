@@ -34,7 +34,7 @@ Size = Callable[[str], int | None]
 
 
 def plan_repair(where: str, commits: Commits, size_of: Size, rewinding: Rewinding) -> Repair:
-    """See RepairableSink.plan_repair."""
+    """See Repairs.plan_repair."""
     commits.refresh()
     if _stands(where, commits, rewinding):
         return untouched("truncate", rewinding)
@@ -45,7 +45,7 @@ def plan_repair(where: str, commits: Commits, size_of: Size, rewinding: Rewindin
 
 
 def repair(where: str, commits: Commits, size_of: Size, rewinding: Rewinding) -> Repair:
-    """See RepairableSink.repair. What a crash leaves after the commit, the next use of the folder completes."""
+    """See Repairs.repair. What a crash leaves after the commit, the next use of the folder completes."""
     by = Claimed(rewinding.job_uuid, rewinding.sink, rewinding.claim)
     for _ in range(ATTEMPTS_MAX):
         commits.refresh()

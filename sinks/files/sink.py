@@ -12,8 +12,9 @@ import pyarrow as pa
 from holdfast.errors import ConfigError
 from holdfast.model import Writer
 from holdfast.ports import TidyStore
-from holdfast.sinks.contract.owners import Claim, Holding
-from holdfast.sinks.contract.sink import Fault, Repair, Rewinding, check_key, no_fault
+from holdfast.sinks.contract.owners import Claim, Holding, Ownership
+from holdfast.sinks.contract.sink import Repair, Repairs, Rewinding, Sink, check_key
+from holdfast.sinks.contract.target import Fault, no_fault
 from holdfast.sinks.files.commits import Commits, create_folder, open_stores, read_meta
 from holdfast.sinks.files.format import Meta
 from holdfast.sinks.files.hive import Partitioning, Unfit
@@ -32,7 +33,7 @@ _DELTA_LOG = ("_delta_log/_last_checkpoint", f"_delta_log/{0:020}.json")
 
 
 @dataclass(frozen=True)
-class FilesSink:
+class FilesSink(Repairs, Ownership, Sink):
     """A folder as users configure it; see contract.Sink.
 
     Args:
@@ -42,6 +43,7 @@ class FilesSink:
         expected: The columns that the user says the rows have; None: those of the stream.
     """
 
+    key = None
     path: str
     partitioning: Partitioning = field(default_factory=Partitioning)
     file_bytes: int = FILE_BYTES
@@ -51,30 +53,20 @@ class FilesSink:
         return f"Files({self.path!r})"
 
     @property
-    def key(self) -> None:
-        """See Sink.key. Rows are only ever added."""
-
-    @property
     def where(self) -> str:
         """How messages name the target."""
         return f"files in {self.path}"
 
     @property
     def traits(self) -> SinkTraits:
-        """See Sink.traits."""
         return SinkTraits(
             kind="Files",
             local_paths=local(self.path),
             place={"path": self.path},
-            repairs=True,
-            checks_owner=True,
-            remembers_owner=True,
             commits_once=True,
-            probes=True,
         )
 
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.check."""
         if upsert_key is not None:
             raise ConfigError(
                 f"{self.where}: the stream replaces rows by {list(upsert_key)}, but rows are only ever added to files",
@@ -95,7 +87,6 @@ class FilesSink:
             ) from error
 
     def prepare(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.prepare."""
         self.check(schema, upsert_key)
         if (meta := self._found()) is not None:
             self._compare(meta, schema)
@@ -106,7 +97,6 @@ class FilesSink:
             data.tidy(folders=False)  # of files that killed writers had begun; other folders may be the user's
 
     def probe(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> str:
-        """See ProbingSink.probe."""
         self.check(schema, upsert_key)
         if (meta := self._found()) is None:
             return "the first start creates the folder; files that are there already stay"
@@ -114,7 +104,6 @@ class FilesSink:
         return "the folder exists and fits the stream"
 
     def check_owner(self, job_uuid: str | None, name: str) -> None:
-        """See OwnedSink.check_owner."""
         for known in self._commits().refresh().tags:
             owner, _, rest = known.writer.partition("/")
             if rest.rpartition("/")[0] == name and owner != job_uuid:
@@ -127,19 +116,16 @@ class FilesSink:
                 )
 
     def accept(self, batch: pa.RecordBatch) -> None:
-        """See Sink.accept."""
         try:
             self.partitioning.folders(batch)
         except Unfit as error:
             raise unfit(self.where, error) from error
 
     def holding(self, job_uuid: str, name: str) -> Holding:
-        """See HeldSink.holding."""
         tail = self._commits().refresh()
         return Holding(tail.held(job_uuid, name), tail.newest_of(job_uuid, name))
 
     def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> FilesTarget:
-        """See Sink.open."""
         return self.opened(job_uuid, writer, claim)
 
     def opened(self, job_uuid: str, writer: Writer, claim: Claim | None = None, fault: Fault = no_fault) -> FilesTarget:
@@ -148,11 +134,9 @@ class FilesSink:
         return FilesTarget(self.where, stores, job_uuid, writer, self.file_bytes, claim, fault)
 
     def plan_repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
-        """See RepairableSink.plan_repair."""
         return plan_repair(self.where, self._commits(), self._sizes(), rewinding)
 
     def repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
-        """See RepairableSink.repair."""
         return repair(self.where, self._commits(), self._sizes(), rewinding)
 
     def _commits(self) -> Commits:

@@ -18,7 +18,7 @@ from holdfast.errors import ConfigError, Unavailable
 from holdfast.model import Tag, Writer
 from holdfast.sinks.contract.owners import Claim, check_continues
 from holdfast.sinks.contract.phrases import NOTHING, RETRIES
-from holdfast.sinks.contract.sink import AlreadyDelivered, Delivered, Fault, Outcome, already, no_fault
+from holdfast.sinks.contract.target import AlreadyDelivered, Delivered, Fault, Outcome, Target, already, no_fault
 from holdfast.sinks.files.commits import Commits, Stores, new_id
 from holdfast.sinks.files.format import (
     Claimed,
@@ -36,7 +36,7 @@ ATTEMPTS_MAX = 20
 """How often a delivery tries the next sequence because other writers were faster."""
 
 
-class FilesTarget:
+class FilesTarget(Target):
     """One writer's access to the folder. See contract.Target.
 
     Args:
@@ -66,14 +66,13 @@ class FilesTarget:
         """Files of deliveries that were not completed, which a commit in doubt may name."""
 
     def delivered(self) -> Tag | None:
-        """See Target.delivered. First completes what a crash after a commit left."""
+        """First completes what a crash after a commit left."""
         tail = self._commits.refresh()
         admit(self._where, tail, self._by)
         self._commits.settle()
         return tail.tag_of(self._name)
 
     def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch], known: Tag | None = None) -> Outcome:
-        """See Target.deliver."""
         self._commits.refresh()
         if (found := self._covered(tag, known)) is not None:
             return found
@@ -99,10 +98,10 @@ class FilesTarget:
         )
 
     def forget(self, through: Tag) -> None:
-        """See Target.forget. No row is replaced, so there are no before-images."""
+        """No row is replaced, so there are no before-images."""
 
     def close(self) -> None:
-        """See Target.close. A commit in doubt stays in doubt; the next target finds it or does not."""
+        """A commit in doubt stays in doubt; the next target finds it or does not."""
         self._commits.close()
 
     def _covered(self, tag: Tag, known: Tag | None) -> AlreadyDelivered | None:

@@ -17,8 +17,9 @@ from holdfast.errors import ConfigError
 from holdfast.extras import install
 from holdfast.model import Writer
 from holdfast.secrets import Secret, secret_argument
-from holdfast.sinks.contract.owners import Claim, Holding
-from holdfast.sinks.contract.sink import Fault, check_key, no_fault
+from holdfast.sinks.contract.owners import Claim, Ownership
+from holdfast.sinks.contract.sink import Sink, check_key
+from holdfast.sinks.contract.target import Fault, no_fault
 from holdfast.sinks.http.place import BATCH_ROWS_MAX, HttpPlace, Value, place_of, refused
 from holdfast.sinks.http.target import HttpTarget
 from holdfast.sinks.json_values.rows import check_finite, check_forms
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, init=False)
-class Http:
+class Http(Sink):
     """POST requests with the rows of each epoch, after its checkpoint: at least once, each with an idempotency key.
 
     Args:
@@ -47,6 +48,7 @@ class Http:
         ca: A file with the certificates of the authorities that sign the receiver's; None: those of the system.
     """
 
+    key = None
     url: str
     progress: str
     batch_rows: int
@@ -89,29 +91,21 @@ class Http:
         return f"Http({self.place.shown!r}, progress={self.progress!r})"
 
     @property
-    def key(self) -> None:
-        """See Sink.key. Rows are only ever sent."""
-
-    @property
     def where(self) -> str:
         """How messages name the target."""
         return self.place.where
 
     @property
     def traits(self) -> SinkTraits:
-        """See Sink.traits. What was sent cannot be taken back."""
+        """What was sent cannot be taken back."""
         return SinkTraits(
             kind="Http",
             local_paths=local(self.progress),
             place={"url": self.place.shown, "progress": self.progress},
             secrets=self.place.secrets,
-            checks_owner=True,
-            remembers_owner=True,
-            probes=True,
         )
 
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.check."""
         if upsert_key is not None:
             raise ConfigError(
                 f"{self.where}: the stream replaces rows by {list(upsert_key)}, but a request only adds rows",
@@ -123,32 +117,25 @@ class Http:
         self._noted.check(schema, None)
 
     def prepare(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.prepare. Connects to the receiver, and sends nothing."""
+        """Connects to the receiver, and sends nothing."""
         self.check(schema, upsert_key)
         self._client().connect()
         self._noted.prepare(schema, None)
 
     def probe(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> str:
-        """See ProbingSink.probe."""
         self.check(schema, upsert_key)
         found = self._noted.probe(schema, None)
         self._client().connect()
         return f"the receiver takes connections; as for progress, {found}"
 
-    def check_owner(self, job_uuid: str | None, name: str) -> None:
-        """See OwnedSink.check_owner."""
-        self._noted.check_owner(job_uuid, name)
-
-    def holding(self, job_uuid: str, name: str) -> Holding:
-        """See HeldSink.holding."""
-        return self._noted.holding(job_uuid, name)
+    @property
+    def ownership(self) -> Ownership:
+        return self._noted
 
     def accept(self, batch: pa.RecordBatch) -> None:
-        """See Sink.accept."""
         check_finite(self.where, batch)
 
     def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> HttpTarget:
-        """See Sink.open."""
         return self.opened(job_uuid, writer, claim)
 
     def opened(self, job_uuid: str, writer: Writer, claim: Claim | None = None, fault: Fault = no_fault) -> HttpTarget:

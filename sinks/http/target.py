@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from holdfast.model import Tag, Writer
 from holdfast.sinks.contract.owners import check_continues
-from holdfast.sinks.contract.sink import AlreadyDelivered, Delivered, Fault, Outcome, Target, already, no_fault
+from holdfast.sinks.contract.target import AlreadyDelivered, Delivered, Fault, Outcome, Target, already, no_fault
 from holdfast.sinks.http.requests import Request, in_pieces, requests_of
 
 
@@ -36,7 +36,7 @@ class Sender(Protocol):
         """Drop the connection."""
 
 
-class HttpTarget:
+class HttpTarget(Target):
     """One writer's access to the receiver. See contract.Target.
 
     Args:
@@ -68,11 +68,9 @@ class HttpTarget:
         """An epoch that is not delivered, and how many of its requests the receiver has taken."""
 
     def delivered(self) -> Tag | None:
-        """See Target.delivered."""
         return self._progress.delivered()
 
     def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch], known: Tag | None = None) -> Outcome:
-        """See Target.deliver."""
         if (found := self._covered(tag, known)) is not None:
             return found
         self._fault("before_begin")
@@ -91,10 +89,9 @@ class HttpTarget:
         return Delivered(rows) if isinstance(outcome, Delivered) else outcome
 
     def forget(self, through: Tag) -> None:
-        """See Target.forget. There are no before-images."""
+        """There are no before-images."""
 
     def close(self) -> None:
-        """See Target.close."""
         try:
             self._progress.close()
         finally:

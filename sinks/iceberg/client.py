@@ -53,12 +53,12 @@ from pyiceberg.transforms import IdentityTransform
 from holdfast.errors import ConfigError, Damaged
 from holdfast.extras import install
 from holdfast.sinks.contract.phrases import NOTHING
-from holdfast.sinks.contract.sink import OP, PUT
+from holdfast.sinks.contract.target import OP, PUT
 from holdfast.sinks.iceberg.columns import ranges, replaced, stored_schema
 from holdfast.sinks.iceberg.errors import meaning_of, no_metadata, raised
 from holdfast.sinks.iceberg.place import IcebergPlace
 from holdfast.sinks.iceberg.transaction import OneCopy
-from holdfast.sinks.lakehouse.book import NEWEST, Sink, deliverers
+from holdfast.sinks.lakehouse.book import NEWEST, Deliverer, deliverers
 from holdfast.sinks.lakehouse.columns import changed_columns
 from holdfast.sinks.lakehouse.history import UNKNOWN, Entry
 from holdfast.sinks.lakehouse.rewind import digest
@@ -291,7 +291,7 @@ class LoadedVersion:
             operation = "unknown" if summary is None else summary.operation.value
             yield Entry(snapshot.sequence_number or 0, operation, _info(said), parent)
 
-    def deliverers(self) -> Collection[Sink]:
+    def deliverers(self) -> Collection[Deliverer]:
         """See sink.SinkVersion."""
         return deliverers(self._numbers)
 

@@ -22,8 +22,8 @@ from pyiceberg.exceptions import (
 )
 from sqlalchemy.exc import SQLAlchemyError
 
-from holdfast.errors import ConfigError, Damaged, HoldfastError, NotAdmitted, Unavailable
-from holdfast.sinks.contract.phrases import NOTHING, READS_TAG, UNKNOWN, persists
+from holdfast.errors import HoldfastError
+from holdfast.sinks.contract.phrases import broken, not_admitted, refused, unknown
 from holdfast.sinks.iceberg.place import IcebergPlace
 from holdfast.sinks.lakehouse.lost_files import data_file_gone, is_data_file_gone
 
@@ -51,44 +51,36 @@ def meaning_of(place: IcebergPlace, error: Exception) -> HoldfastError:
     """Return what the error means for a delivery."""
     said = " ".join(place.without_secrets(str(error)).split())[:600]
     if _NOT_ADMITTED.search(_without_names(place, said)):
-        return NotAdmitted(
-            f"{place.where}: the catalogue or the store did not let this user in: {said}",
-            not_done="nothing was delivered, and nothing is skipped",
-            next_step="give this user the rights to read and write the catalogue and the warehouse, or correct "
-            "password= or options=, or the environment of the driver and of each worker",
-        )
+        return _LOGIN(place.where, said)
     if "NoSuchBucket" in said:
-        return NotAdmitted(
-            f"{place.where}: the bucket of the warehouse does not exist: {said}",
-            not_done=NOTHING,
-            next_step="create the bucket, or correct its name",
-        )
+        return _BUCKET(place.where, said)
     if isinstance(error, ValueError | RuntimeError) and _UNSUPPORTED.search(said):
-        return ConfigError(
-            f"{place.where}: the table has what a sink does not support: {said}",
-            not_done=NOTHING,
-            next_step="undo what was changed about the table since the job started, such as equality deletes, or give "
-            "the sink another table",
-        )
+        return _CHANGED(place.where, said)
     if is_data_file_gone(said):
         return data_file_gone(place.where, said)
-    return Unavailable(
-        f"{place.where}: {type(error).__name__}: {said}",
-        not_done=UNKNOWN,
-        next_step=persists(
-            READS_TAG, "check that the catalogue and the store are reachable from this host and have space left"
-        ),
-    )
+    return _UNREACHABLE(place.where, f"{type(error).__name__}: {said}")
 
 
-def no_metadata(place: IcebergPlace, error: Exception) -> Damaged:
+_LOGIN = not_admitted(
+    "the catalogue or the store did not let this user in",
+    "give this user the rights to read and write the catalogue and the warehouse, or correct password= or options=, or "
+    "the environment of the driver and of each worker",
+)
+_BUCKET = not_admitted("the bucket of the warehouse does not exist", "create the bucket, or correct its name")
+_CHANGED = refused(
+    "the table has what a sink does not support",
+    "revert the schema change made after the job started, such as equality deletes, or give the sink another table",
+)
+_UNREACHABLE = unknown("check that the catalogue and the store are reachable from this host and have space left")
+_NO_METADATA = broken(
+    "restore the warehouse and the catalogue from backups of the same time, and rewind the job to a checkpoint that "
+    "they cover"
+)
+
+
+def no_metadata(place: IcebergPlace, error: Exception) -> HoldfastError:
     """Return the error for a table whose metadata, which the catalogue names, is not there."""
-    return Damaged(
-        f"{place.where}: the file of metadata that the catalogue names is missing: {error}",
-        not_done=NOTHING,
-        next_step="restore the warehouse and the catalogue from backups of the same time, and rewind the job to a "
-        "checkpoint that they cover",
-    )
+    return _NO_METADATA(place.where, f"the file of metadata that the catalogue names is missing: {error}")
 
 
 def _without_names(place: IcebergPlace, said: str) -> str:

@@ -96,7 +96,6 @@ class Iceberg(LakehouseSink["LoadedVersion"]):
 
     @property
     def traits(self) -> SinkTraits:
-        """See Sink.traits."""
         place = {"table": self.place.table, "catalog": self.place.catalog, "warehouse": self.place.warehouse}
         return self.traits_of("Iceberg", place, local(*self.place.paths), self.place.secrets)
 

@@ -34,6 +34,7 @@ import pyarrow.compute as pc
 
 from holdfast.errors import ConfigError
 from holdfast.sinks.json_values.rows import check_forms, largest
+from holdfast.sinks.kafka import encoding
 from holdfast.sinks.kafka.avro_schema import INTS, LONGS, NoForm, is_list
 from holdfast.storage.kafka.avro import BadSchema, Type, codec_schema, parsed
 from holdfast.storage.kafka.registry import no_library
@@ -55,7 +56,7 @@ _MULTIPLIED: Mapping[tuple[str, str | None], int] = {
 
 
 @dataclass(frozen=True)
-class AvroRows:
+class AvroRows(encoding.Values):
     """Each value is a record of this schema; see encoding.Values.
 
     Args:
@@ -65,7 +66,7 @@ class AvroRows:
     avsc: str
 
     def check(self, where: str, schema: pa.Schema, key: tuple[str, ...]) -> None:
-        """See Values.check. Keys have the forms of JSON."""
+        """Keys have the forms of JSON."""
         check_forms(where, pa.schema([schema.field(name) for name in key]), key)
         try:
             _takers(self.avsc, schema, True)
@@ -77,11 +78,10 @@ class AvroRows:
             ) from None
 
     def check_library(self) -> None:
-        """See Values.check_library."""
         _library()
 
     def accept(self, where: str, batch: pa.RecordBatch) -> None:
-        """See Values.accept. Most types have a form for every value."""
+        """Most types have a form for every value."""
         if _is_partial(_schema(self.avsc)) or any(pa.types.is_nested(each.type) for each in batch.schema):
             try:
                 self.encode(batch)
@@ -93,7 +93,6 @@ class AvroRows:
                 ) from None
 
     def encode(self, batch: pa.RecordBatch) -> list[bytes | None]:
-        """See Values.encode."""
         write = _library().schemaless_writer
         takers = _takers(self.avsc, batch.schema, False)
         names = [name for name, _ in takers]
@@ -104,7 +103,7 @@ class AvroRows:
         return list(map(bytes, written))
 
     def largest(self, batch: pa.RecordBatch) -> int:
-        """See Values.largest. Avro is shorter than JSON."""
+        """Avro is shorter than JSON."""
         if any(pa.types.is_nested(each.type) for each in batch.schema) or _is_partial(_schema(self.avsc)):
             return _UNBOUNDED
         return largest(batch)

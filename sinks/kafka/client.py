@@ -30,7 +30,7 @@ from holdfast.sinks.contract.phrases import NOTHING, RETRIES, UNKNOWN
 from holdfast.sinks.kafka.errors import is_fenced, late, meaning_of
 from holdfast.sinks.kafka.options import producer_settings, reader_settings
 from holdfast.sinks.kafka.progress import Progress, progress_topic
-from holdfast.sinks.kafka.target import ProducerFenced, Records
+from holdfast.sinks.kafka.target import Connection, ProducerFenced, Records, TransactionalProducer
 from holdfast.storage.kafka.errors import NoOffsets, no_topic, offset_of, outcome_of
 from holdfast.storage.kafka.place import KafkaPlace
 from holdfast.storage.kafka.questions import MISSING_FOR_S, topic_id
@@ -91,7 +91,7 @@ def find_topic(place: KafkaPlace, producer: Producer) -> None:
         producer.poll(READ_WAIT_S)
 
 
-class KafkaConnection:
+class KafkaConnection(Connection):
     """See target.Connection.
 
     Args:
@@ -104,11 +104,10 @@ class KafkaConnection:
         self._reader: ProgressReader | None = None
 
     def producer(self) -> ConfluentProducer:
-        """See Connection.producer."""
         return ConfluentProducer(self._place, self._id)
 
     def progress(self) -> Progress:
-        """See Connection.progress. After an error, the next call reads the topic from its start."""
+        """After an error, the next call reads the topic from its start."""
         try:
             return self._opened().read()
         except BaseException:
@@ -116,15 +115,13 @@ class KafkaConnection:
             raise
 
     def topic(self) -> str | None:
-        """See Connection.topic. Comes after `progress`."""
+        """Comes after `progress`."""
         return self._opened().topic()
 
     def replaced(self) -> bool:
-        """See Connection.replaced."""
         return self._opened().replaced()
 
     def added(self) -> int:
-        """See Connection.added."""
         assert self._reader is not None, "it was read"
         return self._reader.added()
 
@@ -134,13 +131,12 @@ class KafkaConnection:
         return self._reader
 
     def close(self) -> None:
-        """See Connection.close."""
         if self._reader is not None:
             self._reader.close()
             self._reader = None
 
 
-class ConfluentProducer:
+class ConfluentProducer(TransactionalProducer):
     """See target.TransactionalProducer."""
 
     def __init__(self, place: KafkaPlace, transactional_id: str) -> None:
@@ -154,11 +150,9 @@ class ConfluentProducer:
 
     @property
     def disturbed(self) -> bool:
-        """See TransactionalProducer.disturbed."""
         return self._disturbed
 
     def init(self) -> None:
-        """See TransactionalProducer.init."""
         producer = self._live()
         with self._raising():
             # Before a broker is connected, the library finds no coordinator, and waits half a second to ask again.
@@ -166,17 +160,14 @@ class ConfluentProducer:
             producer.init_transactions(WAIT_S)
 
     def begin(self) -> None:
-        """See TransactionalProducer.begin."""
         with self._raising():
             self._live().begin_transaction()
 
     def mark(self, key: bytes, value: bytes) -> None:
-        """See TransactionalProducer.mark."""
         with self._raising():
             self._live().produce(self._progress_topic, value=value, key=key, partition=0)
 
     def send(self, records: Records) -> None:
-        """See TransactionalProducer.send."""
         producer, topic = self._live(), self._place.topic
         produce = producer.produce
         partition = ANY_PARTITION if records.partition is None else records.partition
@@ -195,7 +186,6 @@ class ConfluentProducer:
                     self._check()
 
     def flush(self) -> None:
-        """See TransactionalProducer.flush."""
         producer = self._live()
         left, until = len(producer) + 1, 0.0
         while left:
@@ -208,21 +198,18 @@ class ConfluentProducer:
                 raise late(self._place, "no record was confirmed", WAIT_S)
 
     def commit(self) -> None:
-        """See TransactionalProducer.commit."""
         producer = self._live()
         with self._raising():
             producer.commit_transaction(WAIT_S)
             producer.poll(0)  # Errors that were reported meanwhile show that a request may have been resent.
 
     def abort(self) -> None:
-        """See TransactionalProducer.abort."""
         with suppress(KafkaException):
             producer = self._live()
             producer.purge()
             producer.abort_transaction(ABORT_WAIT_S)
 
     def destroy(self) -> None:
-        """See TransactionalProducer.destroy."""
         if (producer := self._producer) is not None:
             self._producer = None
             with suppress(KafkaException):

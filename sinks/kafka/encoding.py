@@ -15,7 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.errors import ConfigError
-from holdfast.sinks.contract.sink import DELETE, OP, check_null_keys
+from holdfast.sinks.contract.sink import check_null_keys
+from holdfast.sinks.contract.target import DELETE, OP
 from holdfast.sinks.json_values.rows import TimeForm, check_finite, check_forms, is_raw, keys_of, largest, objects, raw
 from holdfast.sinks.kafka.target import Records
 
@@ -45,7 +46,7 @@ class Values(Protocol):
 
 
 @dataclass(frozen=True)
-class JsonValues:
+class JsonValues(Values):
     """Each value is a JSON object with all columns, in their order.
 
     Args:
@@ -55,31 +56,26 @@ class JsonValues:
     time: TimeForm = "rfc3339"
 
     def check(self, where: str, schema: pa.Schema, key: tuple[str, ...]) -> None:
-        """See Values.check."""
         check_forms(where, schema, key)
 
     def check_library(self) -> None:
-        """See Values.check_library."""
+        """Needs no library."""
 
     def accept(self, where: str, batch: pa.RecordBatch) -> None:
-        """See Values.accept."""
         check_finite(where, batch)
 
     def encode(self, batch: pa.RecordBatch) -> list[bytes | None]:
-        """See Values.encode."""
         return list(objects(batch, batch.schema.names, self.time))
 
     def largest(self, batch: pa.RecordBatch) -> int:
-        """See Values.largest."""
         return largest(batch)
 
 
 @dataclass(frozen=True)
-class RawValues:
+class RawValues(Values):
     """The column `value`, binary or text, is the value as it is; null is a record without a value."""
 
     def check(self, where: str, schema: pa.Schema, key: tuple[str, ...]) -> None:
-        """See Values.check."""
         others = [name for name in schema.names if name not in (VALUE, *key)]
         if VALUE not in schema.names or not is_raw(schema.field(VALUE).type) or others:
             raise ConfigError(
@@ -90,17 +86,15 @@ class RawValues:
             )
 
     def check_library(self) -> None:
-        """See Values.check_library."""
+        """Needs no library."""
 
     def accept(self, where: str, batch: pa.RecordBatch) -> None:
-        """See Values.accept."""
+        """Takes every row."""
 
     def encode(self, batch: pa.RecordBatch) -> list[bytes | None]:
-        """See Values.encode."""
         return raw(batch.column(VALUE))
 
     def largest(self, batch: pa.RecordBatch) -> int:
-        """See Values.largest."""
         return largest(batch)
 
 

@@ -10,17 +10,24 @@ Source: kafka.apache.org/protocol, error codes; librdkafka's rdkafka.h.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from confluent_kafka import KafkaError
 
-from holdfast.errors import ConfigError, HoldfastError, NotAdmitted, Unavailable
-from holdfast.sinks.contract.phrases import RETRIES, UNKNOWN, persists
+from holdfast.errors import HoldfastError, NotAdmitted, Unavailable
+from holdfast.sinks.contract.phrases import (
+    NOTHING,
+    RETRIES,
+    UNKNOWN,
+    Meaning,
+    never_takes,
+    not_admitted,
+    persists,
+    refused,
+)
 from holdfast.storage.kafka.errors import translated
 from holdfast.storage.kafka.place import KafkaPlace
 
-Meaning = Callable[[KafkaPlace, str], HoldfastError]
-"""Makes the error from the topic's place and what the client said."""
 NOT_ALL = "the rows since the last write are not all in the topic; no checkpoint completes without them"
 _FENCED = frozenset({KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH})
 
@@ -34,12 +41,12 @@ def meaning_of(place: KafkaPlace, error: KafkaError) -> HoldfastError:
     """Return what the error means for a delivery."""
     meaning = _BY_CODE.get(error.code())
     if meaning is not None:
-        return meaning(place, place.without_secrets(error.str()))
+        return meaning(place.where, place.without_secrets(error.str()))
     found = translated(error, place, UNKNOWN)
     if isinstance(found, Unavailable) and not isinstance(found, NotAdmitted):
         found.next_step = persists("no action needed: delivery reads the progress topic and retries", found.next_step)
     else:
-        found.not_done = "nothing was committed to the topic"
+        found.not_done = NOTHING
     return found
 
 
@@ -47,7 +54,7 @@ def meaning_for_rows(place: KafkaPlace, error: KafkaError) -> HoldfastError:
     """Return what the error means for rows that are written as they come."""
     meaning = _FOR_ROWS.get(error.code(), _BY_CODE.get(error.code()))
     if meaning is not None:
-        found = meaning(place, place.without_secrets(error.str()))
+        found = meaning(place.where, place.without_secrets(error.str()))
     else:
         found = translated(error, place, NOT_ALL)
     found.not_done = NOT_ALL
@@ -70,50 +77,35 @@ def late(place: KafkaPlace, what: str, within_s: float) -> Unavailable:
     """Return the error for brokers that took too long before anything was committed."""
     return Unavailable(
         f"{place.where}: {what} within {within_s:g} s",
-        not_done="nothing was committed to the topic",
+        not_done=NOTHING,
         next_step=persists(RETRIES, "check the brokers, and that enough replicas are in sync"),
     )
 
 
-def _configured(what: str, next_step: str) -> Meaning:
-    """Return the meaning of an error that only the configuration of the cluster or of the job can mend."""
-    return lambda place, said: ConfigError(
-        f"{place.where}: {what}: {said}", not_done="nothing was committed to the topic", next_step=next_step
-    )
-
-
-def _not_admitted(what: str, next_step: str) -> Meaning:
-    """Return the meaning of an error that an administrator of the cluster can mend while the job runs."""
-    return lambda place, said: NotAdmitted(
-        f"{place.where}: {what}: {said}", not_done="nothing was committed to the topic", next_step=next_step
-    )
-
-
-_TOPIC_RIGHT = _not_admitted(
+_TOPIC_RIGHT = not_admitted(
     "the server does not permit this",
     "grant the job's user WRITE and DESCRIBE on the topic, and READ, WRITE and DESCRIBE on the topic of the same name "
     "with the suffix -holdfast-progress; CREATE too if they are missing",
 )
-_ID_RIGHT = _not_admitted(
+_ID_RIGHT = not_admitted(
     "the server does not permit this transactional id",
     "grant the job's user WRITE and DESCRIBE on transactional ids with the prefix holdfast-",
 )
-_CLUSTER_RIGHT = _not_admitted(
+_CLUSTER_RIGHT = not_admitted(
     "the server does not permit this",
     "grant the job's user CREATE on the cluster, or create both topics beforehand; brokers before 2.8 also want "
     "IDEMPOTENT_WRITE",
 )
-_TOO_LARGE = _configured(
+_TOO_LARGE = refused(
     "a record is too large",
-    "raise max.message.bytes of the topic and message.max.bytes in options=, or make the rows smaller. Rows that the "
-    "topic can never take stay first in line: correct the job, and leave them behind with holdfast rewind JOB.py "
-    "--to-epoch N --apply, where N is the epoch that was last delivered (holdfast status JOB)",
+    "raise max.message.bytes of the topic and message.max.bytes in options=, or make the rows smaller. "
+    + never_takes("topic"),
 )
-_RECORD = _configured(
+_RECORD = refused(
     "the server refuses a record",
     "a compacted topic takes no record without a key: give the sink key=[...], or name a topic that is not compacted",
 )
-_TIMEOUT = _configured(
+_TIMEOUT = refused(
     "the server does not allow transactions of this length",
     "raise transaction.max.timeout.ms of the brokers, or give a smaller transaction.timeout.ms in options=",
 )
@@ -129,11 +121,11 @@ _BY_CODE: Mapping[int, Meaning] = {
 }
 
 _FOR_ROWS: Mapping[int, Meaning] = {
-    KafkaError.TOPIC_AUTHORIZATION_FAILED: _not_admitted(
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: not_admitted(
         "the server does not permit this",
         "grant the job's user WRITE and DESCRIBE on the topic; CREATE too if it is missing",
     ),
-    KafkaError.MSG_SIZE_TOO_LARGE: _configured(
+    KafkaError.MSG_SIZE_TOO_LARGE: refused(
         "a record is too large",
         "raise max.message.bytes of the topic and message.max.bytes in options=, or make the rows smaller",
     ),

@@ -24,7 +24,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from holdfast.sinks.kafka.client import ANY_PARTITION, FLUSH_S, POLL_EVERY, READ_WAIT_S, WAIT_S, find_topic, raising
 from holdfast.sinks.kafka.errors import meaning_for_rows, unconfirmed
 from holdfast.sinks.kafka.options import repeating_settings
-from holdfast.sinks.kafka.repeating import GaveUp
+from holdfast.sinks.kafka.repeating import GaveUp, RepeatingProducer
 from holdfast.sinks.kafka.target import Records
 from holdfast.storage.kafka.place import KafkaPlace
 
@@ -34,7 +34,7 @@ CLOSE_WAIT_S = 5.0
 Record = tuple[bytes | None, bytes | None, int]
 
 
-class PlainProducer:
+class PlainProducer(RepeatingProducer):
     """See repeating.RepeatingProducer."""
 
     def __init__(self, place: KafkaPlace) -> None:
@@ -51,20 +51,17 @@ class PlainProducer:
             self._producer = Producer({**repeating_settings(place), **callbacks}, logger=_log)
 
     def find_topic(self) -> None:
-        """See RepeatingProducer.find_topic."""
         try:
             find_topic(self._place, self._producer)
         except KafkaException as error:
             raise meaning_for_rows(self._place, error.args[0]) from None
 
     def begin(self, records: Sequence[Records]) -> None:
-        """See RepeatingProducer.begin."""
         assert self._next is None and not self._unreported, "the last write is not complete"
         self._left = _pairs(records)
         self._next = next(self._left, None)
 
     def complete(self) -> None:
-        """See RepeatingProducer.complete."""
         until, standing = time.monotonic() + WAIT_S, -1
         while True:
             self._feed()
@@ -82,7 +79,6 @@ class PlainProducer:
                 raise unconfirmed(self._place, WAIT_S)
 
     def close(self) -> None:
-        """See RepeatingProducer.close."""
         self._left, self._next = iter(()), None
         with suppress(KafkaException):
             self._producer.purge(in_queue=True, in_flight=False)

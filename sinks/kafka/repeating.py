@@ -21,7 +21,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from holdfast.errors import HoldfastError
-from holdfast.sinks.contract.immediate import Origin
+from holdfast.sinks.contract.immediate import ImmediateTarget, Origin
 from holdfast.sinks.kafka.target import Records
 
 
@@ -54,7 +54,7 @@ class RepeatingProducer(Protocol):
         """Drop records that are not sent yet, and wait a little for those on the way."""
 
 
-class RepeatingTarget:
+class RepeatingTarget(ImmediateTarget):
     """One worker's way into a topic. See immediate.ImmediateTarget.
 
     Args:
@@ -73,7 +73,7 @@ class RepeatingTarget:
         self._ready()
 
     def write(self, origin: Origin, offset: int, batches: Sequence[pa.RecordBatch]) -> int:
-        """See ImmediateTarget.write. After Unavailable, the next call has the same rows."""
+        """After Unavailable, the next call has the same rows."""
         producer = self._ready()
         if self._begun is None:
             producer.begin([self._records(batch) for batch in _together(batches)])
@@ -92,7 +92,6 @@ class RepeatingTarget:
         return False
 
     def close(self) -> None:
-        """See ImmediateTarget.close."""
         if self._producer is not None:
             producer, self._producer, self._begun = self._producer, None, None
             producer.close()

@@ -12,6 +12,7 @@ import pyarrow as pa
 from holdfast.model import Writer
 from holdfast.sinks.contract.immediate import IMMEDIATE, ImmediateTarget, Owner, Written
 from holdfast.sinks.contract.owners import Claim
+from holdfast.sinks.contract.sink import ImmediateSink
 from holdfast.sinks.kafka.repeating import RepeatingTarget
 from holdfast.sinks.kafka.sink import KafkaSink, check_client
 from holdfast.sinks.kafka.target import KafkaTarget
@@ -19,7 +20,7 @@ from holdfast.traits import SinkTraits
 
 
 @dataclass(frozen=True)
-class RepeatingKafka:
+class RepeatingKafka(ImmediateSink):
     """A topic that is written at least once; see immediate.ImmediateSink.
 
     Args:
@@ -33,7 +34,6 @@ class RepeatingKafka:
 
     @property
     def key(self) -> tuple[str, ...] | None:
-        """See Sink.key."""
         return self.topic.key
 
     @property
@@ -43,51 +43,39 @@ class RepeatingKafka:
 
     @property
     def traits(self) -> SinkTraits:
-        """See Sink.traits."""
         known = self.topic.traits
         return SinkTraits(
             kind=f"{IMMEDIATE}{known.kind}",
             local_paths=known.local_paths,
             place=known.place,
             secrets=known.secrets,
-            immediate=True,
             repeats=True,
-            probes=True,
         )
 
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.check."""
         self.topic.check_rows(schema, upsert_key)
 
     def prepare(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.prepare."""
         self.check(schema, upsert_key)
         self.topic.prepare_rows(upsert_key, tagged=False)
 
     def probe(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> str:
-        """See ProbingSink.probe."""
         self.check(schema, upsert_key)
         return self.topic.probe_rows(tagged=False)
 
     def accept(self, batch: pa.RecordBatch) -> None:
-        """See Sink.accept."""
         self.topic.accept(batch)
 
     def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> KafkaTarget:
-        """See Sink.open; nothing is ever staged for it."""
+        """Nothing is ever staged for it."""
         return self.topic.open(job_uuid, writer, claim)
 
-    def immediate(self) -> RepeatingKafka:
-        """See IdempotentSink.immediate."""
-        return self
-
     def open_immediate(self, owner: Owner) -> ImmediateTarget:
-        """See ImmediateSink.open_immediate."""
         check_client()
         from holdfast.sinks.kafka.plain import PlainProducer
 
         return RepeatingTarget(lambda: PlainProducer(self.topic.place), self.topic.records())
 
     def written(self, job_uuid: str, sink: str) -> tuple[Written, ...]:
-        """See ImmediateSink.written: a topic without tags knows of no partition."""
+        """A topic without tags knows of no partition."""
         return ()

@@ -15,8 +15,10 @@ import pyarrow as pa
 
 from holdfast.errors import ConfigError
 from holdfast.model import Writer
-from holdfast.sinks.contract.owners import Claim, Holding
-from holdfast.sinks.contract.sink import Fault, check_key, no_fault
+from holdfast.sinks.contract.owners import Claim, Holding, Ownership
+from holdfast.sinks.contract.sink import Sink, check_key
+from holdfast.sinks.contract.target import Fault, no_fault
+from holdfast.sinks.contract.transactions import Transacts
 from holdfast.sinks.kafka.encoding import Encoding, JsonValues, Values
 from holdfast.sinks.kafka.enrolled import Enrolled, Header
 from holdfast.sinks.kafka.options import check_options, message_max_bytes
@@ -30,7 +32,7 @@ from holdfast.traits import SinkTraits
 
 
 @dataclass(frozen=True)
-class KafkaSink:
+class KafkaSink(Ownership, Transacts, Sink):
     """A topic as users configure it; see contract.Sink.
 
     Args:
@@ -57,22 +59,16 @@ class KafkaSink:
 
     @property
     def traits(self) -> SinkTraits:
-        """See Sink.traits. Its key replaces nothing: every record is kept, and none can be taken back."""
+        """Its key replaces nothing: every record is kept, and none can be taken back."""
         return SinkTraits(
             kind="Kafka",
             local_paths=(),
             place={"servers": self.place.servers, "topic": self.place.topic},
-            merges=True,
-            checks_owner=True,
-            remembers_owner=True,
             commits_once=True,
-            probes=True,
-            transacts=True,
             secrets=(*self.place.secrets, *(() if self.enrolled is None else self.enrolled.registry.secrets)),
         )
 
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.check."""
         self.check_rows(schema, upsert_key)
         self.check_name()
 
@@ -99,7 +95,6 @@ class KafkaSink:
         self.values.check(self.where, schema, self.key or ())
 
     def prepare(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.prepare."""
         self.check(schema, upsert_key)
         self.prepare_rows(upsert_key, tagged=True)
 
@@ -118,7 +113,6 @@ class KafkaSink:
         prepare(self.place, keyed=self.key is not None, replaces=upsert_key is not None, tagged=tagged)
 
     def probe(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> str:
-        """See ProbingSink.probe."""
         self.check(schema, upsert_key)
         return self.probe_rows(tagged=True)
 
@@ -133,11 +127,9 @@ class KafkaSink:
         return probe(self.place, keyed=self.key is not None, tagged=tagged)
 
     def accept(self, batch: pa.RecordBatch) -> None:
-        """See Sink.accept."""
         self._encoding().accept(batch)
 
     def check_owner(self, job_uuid: str | None, name: str) -> None:
-        """See OwnedSink.check_owner."""
         progress = self._progress()
         check_rows_fit(self.where, progress, "the job was not started, the topic was not changed")
         for owner, tag in progress.others(job_uuid, name):
@@ -150,7 +142,6 @@ class KafkaSink:
             )
 
     def holding(self, job_uuid: str, name: str) -> Holding:
-        """See HeldSink.holding."""
         progress = self._progress()
         known, replaced = progress.topic_of(job_uuid, name), None
         if known is not None:
@@ -160,12 +151,10 @@ class KafkaSink:
         return Holding(progress.held(job_uuid, name), progress.newest(job_uuid, name), taken_back=replaced)
 
     def transactions(self, job_uuid: str, name: str) -> KafkaTransactions:
-        """See TransactionalSink.transactions."""
         check_client()
         return KafkaTransactions(self.place, transactional_id(job_uuid, name))
 
     def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> KafkaTarget:
-        """See Sink.open."""
         return self.opened(job_uuid, writer, claim)
 
     def opened(self, job_uuid: str, writer: Writer, claim: Claim | None = None, fault: Fault = no_fault) -> KafkaTarget:

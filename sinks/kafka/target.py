@@ -32,7 +32,17 @@ from holdfast.errors import ConfigError, HoldfastError, Unavailable
 from holdfast.model import Tag, Writer
 from holdfast.sinks.contract.owners import Claim, check_continues, rows_taken_back
 from holdfast.sinks.contract.phrases import NOTHING, RETRIES
-from holdfast.sinks.contract.sink import AlreadyDelivered, Delivered, EpochOutput, Fault, Outcome, already, no_fault
+from holdfast.sinks.contract.target import (
+    AlreadyDelivered,
+    Delivered,
+    EpochOutput,
+    Fault,
+    Merges,
+    Outcome,
+    Target,
+    already,
+    no_fault,
+)
 from holdfast.sinks.kafka.progress import Progress, owner_record, tag_record, topic_record
 
 Values = Sequence[bytes | None]
@@ -95,7 +105,7 @@ def check_rows_fit(where: str, progress: Progress, not_done: str) -> None:
 
 
 @dataclass(frozen=True)
-class EachRow:
+class EachRow(Content):
     """Rows as they are, each a record.
 
     Args:
@@ -107,15 +117,14 @@ class EachRow:
     of: Callable[[pa.RecordBatch], Records]
 
     def marks(self, progress: Progress) -> Iterable[Mark]:
-        """See Content.marks. A job may have made the topic that of its changelog since this one started."""
+        """A job may have made the topic that of its changelog since this one started."""
         check_rows_fit(self.where, progress, NOTHING)
         return ()
 
     def session(self) -> None:
-        """See Content.session."""
+        """Every session writes the same."""
 
     def records(self, tag: Tag, before: Tag | None, batches: Sequence[pa.RecordBatch]) -> Iterable[Records]:
-        """See Content.records."""
         return map(self.of, batches)
 
 
@@ -207,8 +216,8 @@ class Session:
     """The id of the topic."""
 
 
-class KafkaTarget:
-    """One writer's way into a topic. See contract.MergingTarget.
+class KafkaTarget(Merges, Target):
+    """One writer's way into a topic. See contract.Merges.
 
     Args:
         where: How messages name the topic.
@@ -236,18 +245,15 @@ class KafkaTarget:
         self._session: Session | None = None
 
     def delivered(self) -> Tag | None:
-        """See Target.delivered."""
         try:
             return self._admit(self._refreshed().progress)
         except ProducerFenced as error:
             raise self._fenced(error) from error
 
     def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch], known: Tag | None = None) -> Outcome:
-        """See Target.deliver."""
         return self.deliver_together([EpochOutput(tag, batches)], known)
 
     def deliver_together(self, epochs: Sequence[EpochOutput], known: Tag | None = None) -> Outcome:
-        """See MergingTarget.deliver_together."""
         first, last = epochs[0].tag, epochs[-1].tag
         try:
             session = self._refreshed()
@@ -269,7 +275,7 @@ class KafkaTarget:
         """A topic replaces no record, so there are no before-images."""
 
     def close(self) -> None:
-        """See Target.close. The next target's init ends a transaction that is still open."""
+        """The next target's init ends a transaction that is still open."""
         self._end_session()
         self._connection.close()
 

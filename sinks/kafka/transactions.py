@@ -14,7 +14,7 @@ from contextlib import closing
 from dataclasses import replace
 
 from holdfast.errors import HoldfastError, Unavailable
-from holdfast.sinks.contract.transactions import Hidden
+from holdfast.sinks.contract.transactions import Hidden, Transactions
 from holdfast.sinks.kafka.progress import progress_topic
 from holdfast.sinks.kafka.target import ProducerFenced
 from holdfast.storage.kafka.place import KafkaPlace
@@ -23,7 +23,7 @@ from holdfast.storage.kafka.questions import Questions
 NOT_ABORTED = "no transaction is known to be aborted"
 
 
-class KafkaTransactions:
+class KafkaTransactions(Transactions):
     """See Transactions.
 
     Args:
@@ -35,7 +35,7 @@ class KafkaTransactions:
         self._place, self.id = place, transactional_id
 
     def hidden(self) -> list[Hidden]:
-        """See Transactions.hidden. A topic that does not exist hides nothing."""
+        """A topic that does not exist hides nothing."""
         found = []
         for topic in (self._place.topic, progress_topic(self._place.topic)):
             with closing(Questions(replace(self._place, topic=topic))) as questions:
@@ -47,7 +47,6 @@ class KafkaTransactions:
         return sorted(found)
 
     def abort(self) -> None:
-        """See Transactions.abort."""
         from holdfast.sinks.kafka.client import KafkaConnection
 
         producer = KafkaConnection(self._place, self.id).producer()

@@ -55,7 +55,7 @@ WORD_BYTES = 6
 TEXT_BYTES_MAX = 1024
 Numbers = dict[str, int]
 """Names with their numbers."""
-Sink = tuple[str, str]
+Deliverer = tuple[str, str]
 """Job UUID, name of the sink."""
 
 
@@ -128,7 +128,7 @@ class Book:
             numbers = owner_numbers(job_uuid, sink, claim)
         return numbers if claim is None else {**numbers, **self._table_numbers((job_uuid, sink), keyed)}
 
-    def _table_numbers(self, ours: Sink, keyed: bool) -> Numbers:
+    def _table_numbers(self, ours: Deliverer, keyed: bool) -> Numbers:
         """Return what a change by this sink, which may write, notes of the table."""
         number = self._number(TABLE)
         if keyed:
@@ -145,7 +145,7 @@ class Book:
         found = self._number(job_name(sink))
         return found is not None and (job_uuid is None or found != job_number(job_uuid))
 
-    def _sinks(self) -> list[Sink]:
+    def _sinks(self) -> list[Deliverer]:
         text = self._text(SINKS)
         try:
             found = [(job, sink) for job, sink in json.loads(text or "")]
@@ -230,12 +230,12 @@ def job_number(job_uuid: str) -> int:
     return int.from_bytes(hashlib.blake2b(job_uuid.encode(), digest_size=WORD_BYTES).digest(), "big")
 
 
-def sink_number(sink: Sink) -> int:
+def sink_number(sink: Deliverer) -> int:
     """Return the number of a table that belongs to a sink: 48 bits of a hash, and not that of added rows."""
     return job_number(_json(sink)) or 1
 
 
-def deliverers(names: Iterable[str]) -> set[Sink]:
+def deliverers(names: Iterable[str]) -> set[Deliverer]:
     """Return the sinks whose newest tags have these names."""
     parts = [name.removeprefix(NEWEST).split("/") for name in names if name.startswith(NEWEST)]
     return {(unquote(part[0]), unquote(part[1])) for part in parts if len(part) == 2}
@@ -266,7 +266,7 @@ def job_name(sink: str) -> str:
     return f"{PREFIX}/job/{_quoted(sink)}"
 
 
-def _sinks_text(sinks: Iterable[Sink]) -> Numbers:
+def _sinks_text(sinks: Iterable[Deliverer]) -> Numbers:
     return _text_numbers(SINKS, _json([*sinks]))
 
 

@@ -18,7 +18,8 @@ import pyarrow.compute as pc
 
 from holdfast.errors import ConfigError
 from holdfast.sinks.contract.phrases import NOTHING
-from holdfast.sinks.contract.sink import DELETE, OP, PUT, check_key, check_null_keys
+from holdfast.sinks.contract.sink import check_key, check_null_keys
+from holdfast.sinks.contract.target import DELETE, OP, PUT
 from holdfast.sinks.protocol.staging import last_per_key
 
 PARTITION_BYTES_MAX = 200

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 
 from holdfast.errors import Unavailable
+from holdfast.sinks.contract.phrases import WAITS
 
 _GONE = re.compile(r"not found|no such file|NoSuchKey|does not exist", re.IGNORECASE)
 _DATA = ".parquet"
@@ -24,7 +25,7 @@ def data_file_gone(where: str, said: str) -> Unavailable:
     """Return the error for a data file that is missing: another commit may have replaced it, so delivery retries."""
     return Unavailable(
         f"{where}: a data file that the table lists is missing: {said}",
-        not_done="nothing was delivered, and nothing is skipped",
+        not_done=WAITS,
         next_step="restore the file from a backup: delivery retries. If there is none, remove it from the table's "
         "list of files (for Delta, FSCK REPAIR TABLE), which gives up its rows. Let VACUUM, expiry of snapshots and "
         "removal of orphan files keep files for longer",

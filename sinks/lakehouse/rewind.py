@@ -23,7 +23,8 @@ import polars as pl
 import pyarrow as pa
 
 from holdfast.errors import Unavailable
-from holdfast.sinks.contract.sink import Fault, Repair, Rewinding, Verdict, no_fault
+from holdfast.sinks.contract.sink import Repair, Rewinding, Verdict
+from holdfast.sinks.contract.target import Fault, no_fault
 from holdfast.sinks.lakehouse.book import Book, rewind_numbers
 from holdfast.sinks.lakehouse.history import UNKNOWN, Entry, said, tag_of
 from holdfast.sinks.lakehouse.target import ATTEMPTS_MAX, Change, Version, commit_info
@@ -121,7 +122,7 @@ def repair(
     key: tuple[str, ...] | None,
     fault: Fault = no_fault,
 ) -> Repair:
-    """Do what `plan` says, in one commit on the version that was planned for. Raises as RepairableSink.repair."""
+    """Do what `plan` says, in one commit on the version that was planned for. Raises as Repairs.repair."""
     fault("before_begin")
     for _ in range(ATTEMPTS_MAX):
         table = connection.latest()

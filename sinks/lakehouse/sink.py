@@ -9,7 +9,7 @@ Pure: no clock, thread or I/O of its own. Source: API.md (sinks); docs/design/00
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from typing import Generic, Protocol, TypeVar
@@ -19,9 +19,10 @@ import pyarrow as pa
 from holdfast.errors import ConfigError
 from holdfast.model import Writer
 from holdfast.secrets import Secret
-from holdfast.sinks.contract.owners import Claim, Holding, Rival, at_start, belongs_to
-from holdfast.sinks.contract.sink import Fault, Repair, Rewinding, no_fault
-from holdfast.sinks.lakehouse.book import Book, Sink, namesake
+from holdfast.sinks.contract.owners import Claim, Holding, Ownership, Rival, at_start, belongs_to
+from holdfast.sinks.contract.sink import Repair, Repairs, Rewinding, Sink
+from holdfast.sinks.contract.target import Fault, no_fault
+from holdfast.sinks.lakehouse.book import Book, Deliverer, namesake
 from holdfast.sinks.lakehouse.columns import Columns
 from holdfast.sinks.lakehouse.history import taken_back
 from holdfast.sinks.lakehouse.rewind import RewindVersion, plan, repair
@@ -40,7 +41,7 @@ class SinkVersion(RewindVersion, Protocol):
     def partition_by(self) -> tuple[str, ...]:
         """The columns by which it is partitioned."""
 
-    def deliverers(self) -> Collection[Sink]:
+    def deliverers(self) -> Collection[Deliverer]:
         """Return the sinks that are known to have delivered to the table."""
 
 
@@ -64,7 +65,7 @@ class SinkConnection(Protocol[V_co]):
         """Release what is open; the next use opens it again."""
 
 
-class LakehouseSink(ABC, Generic[V]):
+class LakehouseSink(Repairs, Ownership, Sink, Generic[V]):
     """A table as a sink. See contract.Sink.
 
     Attributes:
@@ -74,16 +75,6 @@ class LakehouseSink(ABC, Generic[V]):
 
     key: tuple[str, ...] | None
     partition_by: tuple[str, ...]
-
-    @property
-    @abstractmethod
-    def where(self) -> str:
-        """How messages name the target."""
-
-    @property
-    @abstractmethod
-    def traits(self) -> SinkTraits:
-        """See Sink.traits."""
 
     @property
     @abstractmethod
@@ -108,20 +99,14 @@ class LakehouseSink(ABC, Generic[V]):
             place=place,
             secrets=secrets,
             keyed=self.key is not None,
-            repairs=True,
             exclusive=self.key is not None,
-            checks_owner=True,
-            remembers_owner=True,
             commits_once=True,
-            probes=True,
         )
 
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.check."""
         self._columns.check(schema, upsert_key)
 
     def prepare(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.prepare."""
         self.check(schema, upsert_key)
         with closing(self._connection()) as connection:
             if (table := self._found(connection)) is None:
@@ -130,7 +115,6 @@ class LakehouseSink(ABC, Generic[V]):
             self._compare(table, schema)
 
     def probe(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> str:
-        """See ProbingSink.probe."""
         self.check(schema, upsert_key)
         with closing(self._connection()) as connection:
             if (table := self._found(connection)) is None:
@@ -139,11 +123,10 @@ class LakehouseSink(ABC, Generic[V]):
             return f"the table, at version {table.version}, has the columns of the stream"
 
     def accept(self, batch: pa.RecordBatch) -> None:
-        """See Sink.accept."""
         self._columns.accept(batch)
 
     def check_owner(self, job_uuid: str | None, name: str) -> None:
-        """See OwnedSink.check_owner. Of a table with a key, `holding` reports the sink that it belongs to."""
+        """Of a table with a key, `holding` reports the sink that it belongs to."""
         ours = (job_uuid or "", name)
         with closing(self._connection()) as connection:
             table = connection.latest()
@@ -155,7 +138,6 @@ class LakehouseSink(ABC, Generic[V]):
             raise at_start(belongs_to(self.where, job_uuid, rival))
 
     def holding(self, job_uuid: str, name: str) -> Holding:
-        """See HeldSink.holding."""
         with closing(self._connection()) as connection:
             if (table := connection.found()) is None:
                 return Holding(None, None)
@@ -166,7 +148,6 @@ class LakehouseSink(ABC, Generic[V]):
             return Holding(book.held(job_uuid, name), newest, rival, lost)
 
     def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> TableTarget:
-        """See Sink.open."""
         return self.opened(job_uuid, writer, claim)
 
     def opened(self, job_uuid: str, writer: Writer, claim: Claim | None = None, fault: Fault = no_fault) -> TableTarget:
@@ -175,12 +156,10 @@ class LakehouseSink(ABC, Generic[V]):
         return TableTarget(self.where, self._connection(), read, self.key, job_uuid, writer, claim, fault)
 
     def plan_repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
-        """See RepairableSink.plan_repair."""
         with closing(self._connection()) as connection:
             return plan(self.where, connection.latest(), rewinding, self.key).repair
 
     def repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
-        """See RepairableSink.repair."""
         return self.repaired(rewinding)
 
     def repaired(self, rewinding: Rewinding, fault: Fault = no_fault) -> Repair:
@@ -192,7 +171,7 @@ class LakehouseSink(ABC, Generic[V]):
         """Return the table; None if it is missing and may be created."""
         return connection.found()
 
-    def _rival(self, table: V, book: Book, ours: Sink) -> Rival | None:
+    def _rival(self, table: V, book: Book, ours: Deliverer) -> Rival | None:
         """Return another sink to which the table belongs, also if an earlier version, which noted none, wrote to it."""
         keyed = self.key is not None
         if book.noted() or not keyed or book.newest(*ours) is not None:

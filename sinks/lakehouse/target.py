@@ -28,7 +28,7 @@ from holdfast.errors import Unavailable
 from holdfast.model import Tag, Writer
 from holdfast.sinks.contract.owners import Claim, check_continues, rows_taken_back
 from holdfast.sinks.contract.phrases import NOTHING, RETRIES, persists
-from holdfast.sinks.contract.sink import AlreadyDelivered, Delivered, Fault, Outcome, already, no_fault
+from holdfast.sinks.contract.target import AlreadyDelivered, Delivered, Fault, Outcome, Target, already, no_fault
 from holdfast.sinks.lakehouse.book import Book, Numbers, delivery_numbers
 from holdfast.sinks.lakehouse.history import Entry, taken_back
 
@@ -88,7 +88,7 @@ class Connection(Protocol):
 
 
 @dataclass(frozen=True)
-class TableTarget:
+class TableTarget(Target):
     """One writer's access to a table. See contract.Target.
 
     Args:
@@ -112,13 +112,11 @@ class TableTarget:
     fault: Fault = field(default=no_fault)
 
     def delivered(self) -> Tag | None:
-        """See Target.delivered."""
         book = self._book(self.connection.latest())
         self._check_owner(book)
         return book.tag_of(self.job_uuid, self.writer)
 
     def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch], known: Tag | None = None) -> Outcome:
-        """See Target.deliver."""
         if (found := self._covered(self._book(self.connection.latest()), tag, known)) is not None:
             return found
         count, rows = self.read(batches)
@@ -142,10 +140,9 @@ class TableTarget:
         )
 
     def forget(self, through: Tag) -> None:
-        """See Target.forget. Older versions of the table are the before-images; its own maintenance drops them."""
+        """Older versions of the table are the before-images; its own maintenance drops them."""
 
     def close(self) -> None:
-        """See Target.close."""
         self.connection.close()
 
     @property

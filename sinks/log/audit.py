@@ -18,7 +18,7 @@ from holdfast.errors import Damaged, NotFound, Unavailable
 from holdfast.model import RowDigest, Subtask, Tag
 from holdfast.ports import ObjectStore
 from holdfast.sinks.contract.audited import AuditQuery, Delivery, Gone, TargetContents
-from holdfast.sinks.contract.sink import OP
+from holdfast.sinks.contract.target import OP
 from holdfast.sinks.protocol.staging import audited
 from holdfast.storage.digests import NOTHING, added
 from holdfast.storage.log.commits import Commits
@@ -33,7 +33,7 @@ ROUNDS_MAX = 3
 
 
 def contents(where: str, store: ObjectStore, query: AuditQuery) -> TargetContents:
-    """See AuditableSink.contents."""
+    """See Audits.contents."""
     meta = read_meta(store)
     if meta is None:
         raise Gone(f"{where}: there is no log; there was, when the job ran")

@@ -26,9 +26,9 @@ import pyarrow as pa
 from holdfast.errors import ConfigError
 from holdfast.model import CHANGELOG, NO_EPOCH, Epoch, Subtask, Writer
 from holdfast.ports import ObjectStore
-from holdfast.sinks.contract.changelogs import AsOf, Changelog, partitions_of, unseen
-from holdfast.sinks.contract.owners import Claim, Holding
-from holdfast.sinks.contract.sink import Repair, Rewinding, Sink
+from holdfast.sinks.contract.changelogs import AsOf, Changelog, OpenChangelog, partitions_of, unseen
+from holdfast.sinks.contract.owners import Claim, Holding, Ownership
+from holdfast.sinks.contract.sink import Repair, Repairs, Rewinding, Sink
 from holdfast.sinks.log.compacting import TopicCompaction, When
 from holdfast.sinks.log.records import RecordsReader, tags_of
 from holdfast.sinks.log.sink import LogSink, LogTarget, Place, holding, is_writer_of
@@ -45,7 +45,7 @@ GRACE_S = 10.0
 
 
 @dataclass(frozen=True)
-class LogChangelog:
+class LogChangelog(Changelog):
     """The changelog of a job in a log.
 
     Args:
@@ -62,35 +62,31 @@ class LogChangelog:
 
     @property
     def place(self) -> Mapping[str, str]:
-        """See Changelog.place."""
         return {"kind": "log", "path": self.path}
 
     @property
     def commits_once(self) -> bool:
-        """See Changelog.commits_once: every writer commits its own segment."""
+        """Every writer commits its own segment."""
         return False
 
     def sink(self, schema: pa.Schema, key: tuple[str, ...], key_groups: int) -> Sink:
-        """See Changelog.sink."""
         return TopicSink(LogSink(self.path, key, min(self.partitions, key_groups)), key_groups)
 
     def open(self, job_uuid: str) -> OpenLogChangelog:
-        """See Changelog.open."""
         store = open_objects(self.path, writable=False)
         return OpenLogChangelog(self.path, job_uuid, store, Commits(store, existing_meta(store)))
 
     def in_memory(self, name: str) -> Changelog:
-        """See Changelog.in_memory."""
         return LogChangelog(f"memory://{name}", self.partitions, self.compacted_from, 0.0)
 
     def compaction(self, job_uuid: str) -> TopicCompaction:
-        """See Changelog.compaction: done once the rows to compact are as large as what the last compaction left."""
+        """Done once the rows to compact are as large as what the last compaction left."""
         when = When(self.compacted_from, self.grace_s)
         return TopicCompaction(f"changelog {self.path}", lambda: open_objects(self.path), job_uuid, when)
 
 
 @dataclass(frozen=True)
-class TopicSink:
+class TopicSink(Repairs, Ownership, Sink):
     """The sink of the records; see contract.Sink."""
 
     log: LogSink
@@ -98,34 +94,26 @@ class TopicSink:
 
     @property
     def key(self) -> tuple[str, ...] | None:
-        """See Sink.key."""
         return self.log.key
 
     @property
     def where(self) -> str:
-        """See Sink.where."""
         return f"changelog {self.log.path}"
 
     @property
     def traits(self) -> SinkTraits:
-        """See Sink.traits."""
         path = self.log.path
         return SinkTraits(
             kind="Log",
             local_paths=local(path),
             place={"path": path},
             log=path,
-            repairs=True,
-            checks_owner=True,
-            remembers_owner=True,
         )
 
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.check."""
         self.log.check(schema, upsert_key)
 
     def prepare(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.prepare."""
         meta = read_meta(open_objects(self.log.path))
         if meta is not None and not meta.changelog:
             raise self._refused("is a log without deletes, which cannot hold a changelog")
@@ -134,7 +122,6 @@ class TopicSink:
         self.log.prepare(schema, upsert_key)
 
     def check_owner(self, job_uuid: str | None, name: str) -> None:
-        """See OwnedSink.check_owner."""
         tail = LogReader(open_objects(self.log.path, writable=False)).newest()
         others = [t for t in tail.tags if job_uuid is None or not is_writer_of(t.writer, job_uuid, name)]
         if others:
@@ -144,23 +131,20 @@ class TopicSink:
             raise self._refused("holds records that no job wrote")
 
     def accept(self, batch: pa.RecordBatch) -> None:
-        """See Sink.accept: whatever is in the state can be written."""
+        """Whatever is in the state can be written."""
 
     def holding(self, job_uuid: str, name: str) -> Holding:
-        """See HeldSink.holding."""
         return self.log.holding(job_uuid, name)
 
     def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> LogTarget:
-        """See Sink.open."""
         store = lambda: open_objects(self.log.path, writable=False)
         return LogTarget(self.where, store, job_uuid, writer, claim=claim, place=by_key_group(self.key_groups))
 
     def plan_repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
-        """See RepairableSink.plan_repair. Records of an abandoned timeline are never left in the log."""
+        """Records of an abandoned timeline are never left in the log."""
         return replace(self.log.plan_repair(rewinding, schema, upsert_key), takes_more=False)
 
     def repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
-        """See RepairableSink.repair."""
         return self.log.repair(rewinding, schema, upsert_key)
 
     def _refused(self, what: str) -> ConfigError:
@@ -200,7 +184,7 @@ def refuse_changelog_of_a_job(store: ObjectStore, not_done: str) -> None:
             )
 
 
-class OpenLogChangelog:
+class OpenLogChangelog(OpenChangelog):
     """What a log holds of a job's changelog, as of one commit; see OpenChangelog."""
 
     def __init__(self, path: str, job_uuid: str, store: ObjectStore, commits: Commits) -> None:
@@ -209,25 +193,20 @@ class OpenLogChangelog:
 
     @property
     def empty(self) -> bool:
-        """See OpenChangelog.empty."""
         return not any(self._tail.ends)
 
     @property
     def holding(self) -> Holding:
-        """See OpenChangelog.holding."""
         return holding(self._tail, self._job_uuid, CHANGELOG)
 
     @cached_property
     def delivered(self) -> Mapping[Subtask, Epoch]:
-        """See OpenChangelog.delivered."""
         return {writer: tag.epoch for writer, tag in tags_of(self._tail, self._job_uuid).items()}
 
     @cached_property
     def floor(self) -> Epoch:
-        """See OpenChangelog.floor."""
         return self._reader.floor
 
     def records(self, which: AsOf, advanced: Callable[[int, int], object] = unseen) -> Iterator[pa.RecordBatch]:
-        """See OpenChangelog.records."""
         assert which.after == NO_EPOCH or which.after >= self.floor, "deletes may be gone"
         return self._reader.read(which, advanced)

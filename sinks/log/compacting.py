@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from holdfast.model import CHANGELOG, Epoch, Stretch
 from holdfast.ports import ObjectStore
-from holdfast.sinks.contract.changelogs import is_on
+from holdfast.sinks.contract.changelogs import Compaction, is_on
 from holdfast.sinks.log.records import newest_epoch, tag_of
 from holdfast.sinks.log.sink import held
 from holdfast.storage.log.commits import Commits
@@ -64,7 +64,7 @@ class Scan:
     fresh_segments: int = 0
 
 
-class TopicCompaction:
+class TopicCompaction(Compaction):
     """Compacts one changelog, again and again. See changelogs.Compaction."""
 
     def __init__(self, where: str, store: Callable[[], ObjectStore], job_uuid: str, when: When) -> None:
@@ -73,7 +73,6 @@ class TopicCompaction:
         self._scan: Scan | None = None
 
     def compact(self, owner: str, history: Sequence[Stretch], horizon: Epoch) -> bool:
-        """See changelogs.Compaction.compact."""
         commits = self._newest()
         by = held(commits.tail, self._job_uuid, CHANGELOG)
         if by is None or by.owner != owner:

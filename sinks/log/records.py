@@ -68,11 +68,11 @@ class RecordsReader:
 
     @property
     def floor(self) -> Epoch:
-        """See OpenChangelog.floor."""
+        """Return the epoch up to which the log is compacted."""
         return self._newest(self._compaction.through)
 
     def read(self, which: AsOf, advanced: Callable[[int, int], object]) -> Iterator[pa.RecordBatch]:
-        """See OpenChangelog.records."""
+        """Yield the records of a range of epochs, each key at most once in a batch."""
         schema, at = self._commits.meta.schema, Advance(advanced)
         for group in self._groups(self._segments(which, at)):
             data = {} if len(group) == 1 else get_each(self._store, [segment.path for segment in group])

@@ -40,20 +40,18 @@ import pyarrow.compute as pc
 from holdfast.errors import ConfigError, Damaged, Unavailable
 from holdfast.model import Generation, Tag, Writer
 from holdfast.ports import ObjectStore
-from holdfast.sinks.contract.audited import AuditQuery, TargetContents
-from holdfast.sinks.contract.owners import Claim, Held, Holding, check_continues
-from holdfast.sinks.contract.sink import (
+from holdfast.sinks.contract.audited import AuditQuery, Audits, TargetContents
+from holdfast.sinks.contract.owners import Claim, Held, Holding, Ownership, check_continues
+from holdfast.sinks.contract.sink import Repair, Repairs, Rewinding, Sink, check_key, check_null_keys
+from holdfast.sinks.contract.target import (
     DELETE,
     OP,
     AlreadyDelivered,
     Delivered,
     Outcome,
-    Repair,
-    Rewinding,
+    Target,
     UploadedOutput,
     already,
-    check_key,
-    check_null_keys,
 )
 from holdfast.sinks.log import audit as log_audit
 from holdfast.sinks.log.uploads import Leftovers, LogUploader, found
@@ -77,7 +75,7 @@ Place: TypeAlias = Callable[[LogMeta, list[pa.RecordBatch], int], dict[int, pa.T
 
 
 @dataclass(frozen=True)
-class LogSink:
+class LogSink(Repairs, Audits, Ownership, Sink):
     """A log as users configure it; see contract.Sink.
 
     Args:
@@ -100,23 +98,16 @@ class LogSink:
 
     @property
     def traits(self) -> SinkTraits:
-        """See Sink.traits. Its key replaces nothing: every row is kept."""
+        """Its key replaces nothing: every row is kept."""
         return SinkTraits(
             kind="Log",
             local_paths=local(self.path),
             place={"path": self.path},
             log=self.path,
-            repairs=True,
-            audits=True,
-            checks_owner=True,
-            remembers_owner=True,
             commits_once=True,
-            uploads=True,
-            probes=True,
         )
 
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.check."""
         upserts = upsert_key is not None
         check_key(self.where, schema, upsert_key, self.key if upserts else None)
         stored = self._stored(schema, upserts)
@@ -129,7 +120,6 @@ class LogSink:
         self._check_key(schema, self.key or ())
 
     def prepare(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.prepare."""
         self.check(schema, upsert_key)
         upserts = upsert_key is not None
         store = open_objects(self.path)
@@ -141,7 +131,6 @@ class LogSink:
             self._check_existing(store, meta, schema, upsert_key)
 
     def probe(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> str:
-        """See ProbingSink.probe."""
         self.check(schema, upsert_key)
         store = open_objects(self.path, writable=False)
         meta = read_meta(store)
@@ -174,7 +163,6 @@ class LogSink:
             )
 
     def check_owner(self, job_uuid: str | None, name: str) -> None:
-        """See OwnedSink.check_owner."""
         for known in LogReader(open_objects(self.path, writable=False)).tags():
             owner, _, rest = known.writer.partition("/")
             if rest.rpartition("/")[0] == name and owner != job_uuid:
@@ -187,7 +175,6 @@ class LogSink:
                 )
 
     def accept(self, batch: pa.RecordBatch) -> None:
-        """See Sink.accept."""
         if OP in batch.schema.names:
             check_null_keys(self.where, self.key, batch)
             return
@@ -201,27 +188,22 @@ class LogSink:
                 )
 
     def holding(self, job_uuid: str, name: str) -> Holding:
-        """See HeldSink.holding."""
         return holding(LogReader(open_objects(self.path, writable=False)).newest(), job_uuid, name)
 
     def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> LogTarget:
-        """See Sink.open."""
         return LogTarget(self.where, lambda: open_objects(self.path, writable=False), job_uuid, writer, claim=claim)
 
-    def uploader(self) -> LogUploader:
-        """See UploadingSink.uploader."""
+    @property
+    def uploads(self) -> LogUploader:
         return LogUploader(lambda: open_objects(self.path, writable=False), placed)
 
     def plan_repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
-        """See RepairableSink.plan_repair."""
         return plan_repair(self.where, open_objects(self.path, writable=False), rewinding)
 
     def repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
-        """See RepairableSink.repair."""
         return repair(self.where, open_objects(self.path, writable=False), rewinding)
 
     def contents(self, query: AuditQuery) -> TargetContents:
-        """See AuditableSink.contents."""
         return log_audit.contents(self.where, open_objects(self.path, writable=False), query)
 
     def _stored(self, schema: pa.Schema, upserts: bool) -> pa.Schema:
@@ -265,7 +247,7 @@ class LogSink:
             raise ConfigError(f"{self.where}: {error.what}", next_step=error.next_step) from error
 
 
-class LogTarget:
+class LogTarget(Target):
     """One writer's way into a log. See contract.Target.
 
     Args:
@@ -297,13 +279,11 @@ class LogTarget:
         self._leftovers = Leftovers()
 
     def delivered(self) -> Tag | None:
-        """See Target.delivered."""
         tail = self._log().newest()
         self._admit(tail)
         return tail.tag_of(self._name)
 
     def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch], known: Tag | None = None) -> Outcome:
-        """See Target.deliver."""
         log = self._log()
         tail = log.newest()
         self._admit(tail, known, tag)
@@ -313,7 +293,6 @@ class LogTarget:
         return self._append(log, tag, list(batches), (), known)
 
     def deliver_uploaded(self, output: UploadedOutput, known: Tag | None = None) -> Outcome:
-        """See UploadedTarget.deliver_uploaded."""
         log, tag = self._log(), output.tag
         tail = log.newest()
         self._admit(tail, known, tag)
@@ -356,7 +335,7 @@ class LogTarget:
         """A log replaces no row, so there are no before-images."""
 
     def close(self) -> None:
-        """See Target.close. An append in doubt stays in doubt; the next target reads its outcome in the log."""
+        """An append in doubt stays in doubt; the next target reads its outcome in the log."""
         self._opened = None
 
     def _log(self) -> LogWriter:
@@ -404,7 +383,7 @@ SEALED = "the log is sealed: nothing can be added to it, not even the record of 
 
 
 def plan_repair(where: str, store: ObjectStore, rewinding: Rewinding) -> Repair:
-    """See RepairableSink.plan_repair."""
+    """See Repairs.plan_repair."""
     commits = Commits(store, _meta_of(where, store))
     back = _back(where, rewinding)
     back.admit(commits.tail)
@@ -418,7 +397,7 @@ def plan_repair(where: str, store: ObjectStore, rewinding: Rewinding) -> Repair:
 
 
 def repair(where: str, store: ObjectStore, rewinding: Rewinding, pause: Callable[[float], None] = time.sleep) -> Repair:
-    """See RepairableSink.repair. Tags and void ranges are one commit."""
+    """See Repairs.repair. Tags and void ranges are one commit."""
     commits = Commits(store, _meta_of(where, store))
     back = _back(where, rewinding)
     back.admit(commits.tail)

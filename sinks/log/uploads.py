@@ -22,7 +22,8 @@ import pyarrow as pa
 
 from holdfast.model import Tag
 from holdfast.ports import ObjectStore
-from holdfast.sinks.contract.sink import Upload
+from holdfast.sinks.contract.sink import Uploader
+from holdfast.sinks.contract.target import Upload
 from holdfast.storage.bulk import OrderedStore, delete_each, list_behind
 from holdfast.storage.log.format import DATA_FOLDER, Commit, LogMeta, LogSegment, WriterTag
 from holdfast.storage.log.log import LogWriter
@@ -45,7 +46,7 @@ class Named(msgspec.Struct, frozen=True):
 _NAMED = msgspec.json.Decoder(Named)
 
 
-class LogUploader:
+class LogUploader(Uploader):
     """Stores segments in a log without appending them. See contract.Uploader.
 
     Args:
@@ -62,7 +63,6 @@ class LogUploader:
         self._log: LogWriter | None = None
 
     def upload(self, upload: Upload, batches: Iterable[pa.RecordBatch]) -> str:
-        """See Uploader.upload."""
         if self._log is None:
             self._log = LogWriter(self._store())
         meta = self._log.meta
@@ -74,7 +74,6 @@ class LogUploader:
         return msgspec.json.encode(Named(meta.uuid, segments)).decode()
 
     def sweep(self, job_uuid: str, sink: str, timeline: int, after: int, before: int) -> None:
-        """See Uploader.sweep."""
         store = self._store()
         folder = _folder(job_uuid, sink, timeline)
         gone = [f"{folder}/{epoch:012d}/" for epoch in (after + 1, before)]

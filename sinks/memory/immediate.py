@@ -28,9 +28,9 @@ from holdfast.sinks.contract.immediate import (
     overtaken,
     refused_write,
 )
-from holdfast.sinks.contract.sink import DELETE, OP, Fault, no_fault
+from holdfast.sinks.contract.sink import ImmediateSink
+from holdfast.sinks.contract.target import DELETE, OP, Fault, no_fault
 from holdfast.sinks.memory.sink import Key, MemorySink, Row
-from holdfast.traits import SinkTraits
 
 WHERE = "memory table"
 
@@ -43,7 +43,7 @@ class KeyTag:
     deleted: bool
 
 
-class ImmediateTable(MemorySink):
+class ImmediateTable(MemorySink, ImmediateSink):
     """A table that is written immediately. All targets that it opens share its contents."""
 
     def __init__(self, key: Sequence[str], fault: Fault = no_fault) -> None:
@@ -52,26 +52,15 @@ class ImmediateTable(MemorySink):
         self.tags: dict[Key, KeyTag] = {}
         self.fences: dict[tuple[str, str, Origin], Written] = {}
 
-    @property
-    def traits(self) -> SinkTraits:
-        """See Sink.traits."""
-        return replace(super().traits, immediate=True)
-
-    def immediate(self) -> ImmediateTable:
-        """See IdempotentSink.immediate."""
-        return self
-
     def open_immediate(self, owner: Owner) -> ImmediateTarget:
-        """See ImmediateSink.open_immediate."""
         return MemoryImmediateTarget(self, owner)
 
     def written(self, job_uuid: str, sink: str) -> tuple[Written, ...]:
-        """See ImmediateSink.written."""
         with self._guard:
             return tuple(fence for (job, name, _), fence in self.fences.items() if (job, name) == (job_uuid, sink))
 
     def fence(self, owner: Owner, starts: Mapping[Origin, int]) -> None:
-        """See ImmediateTarget.fence."""
+        """Take partitions over for an owner."""
         with self._guard:
             self.check_claim(owner.job_uuid, owner.sink, owner.claim)
             taken = {}
@@ -89,7 +78,7 @@ class ImmediateTable(MemorySink):
     def write(
         self, owner: Owner, origin: Origin, offset: int, batches: Sequence[pa.RecordBatch], reached: int = 0
     ) -> int:
-        """See ImmediateTarget.write; `reached` is the offset of the owner's last write."""
+        """`reached` is the offset of the owner's last write."""
         latest: dict[Key, Row] = {}
         for batch in batches:
             self.accept(batch)
@@ -112,7 +101,7 @@ class ImmediateTable(MemorySink):
         return deleted
 
     def forget_tombstones(self, owner: Owner, committed: Mapping[Origin, int]) -> bool:
-        """See ImmediateTarget.forget."""
+        """Drop an owner's tombstones before these offsets; return whether later ones are left."""
         left = False
         with self._guard:
             self.check_claim(owner.job_uuid, owner.sink, owner.claim)
@@ -178,7 +167,7 @@ class ImmediateTable(MemorySink):
         return deleted
 
 
-class MemoryImmediateTarget:
+class MemoryImmediateTarget(ImmediateTarget):
     """One owner's access to an ImmediateTable. See immediate.ImmediateTarget."""
 
     def __init__(self, table: ImmediateTable, owner: Owner) -> None:
@@ -186,17 +175,14 @@ class MemoryImmediateTarget:
         self._reached: dict[Origin, int] = {}
 
     def fence(self, starts: Mapping[Origin, int]) -> None:
-        """See ImmediateTarget.fence."""
         self._table.fence(self._owner, starts)
 
     def write(self, origin: Origin, offset: int, batches: Sequence[pa.RecordBatch]) -> int:
-        """See ImmediateTarget.write."""
         deleted = self._table.write(self._owner, origin, offset, batches, self._reached.get(origin, 0))
         self._reached[origin] = max(offset, self._reached.get(origin, 0))
         return deleted
 
     def forget(self, committed: Mapping[Origin, int]) -> bool:
-        """See ImmediateTarget.forget."""
         return self._table.forget_tombstones(self._owner, committed)
 
     def close(self) -> None:

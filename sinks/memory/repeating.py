@@ -13,29 +13,28 @@ from dataclasses import replace
 import pyarrow as pa
 
 from holdfast.sinks.contract.immediate import ImmediateTarget, Origin, Owner, Written
-from holdfast.sinks.contract.sink import DELETE, OP
+from holdfast.sinks.contract.sink import ImmediateSink
+from holdfast.sinks.contract.target import DELETE, OP
 from holdfast.sinks.memory.sink import MemorySink, Row
 from holdfast.traits import SinkTraits
 
 
-class RepeatingTable(MemorySink):
+class RepeatingTable(MemorySink, ImmediateSink):
     """A table that repeats. All targets that it opens share its contents."""
 
     @property
     def traits(self) -> SinkTraits:
-        """See Sink.traits."""
-        return replace(super().traits, immediate=True, repeats=True, repairs=False)
+        return replace(super().traits, repeats=True)
 
-    def immediate(self) -> RepeatingTable:
-        """See IdempotentSink.immediate."""
-        return self
+    @property
+    def repairs(self) -> None:
+        """Rows without tags cannot be taken back."""
 
     def open_immediate(self, owner: Owner) -> ImmediateTarget:
-        """See ImmediateSink.open_immediate."""
         return RepeatingMemoryTarget(self)
 
     def written(self, job_uuid: str, sink: str) -> tuple[Written, ...]:
-        """See ImmediateSink.written: a table without tags knows of no partition."""
+        """A table without tags knows of no partition."""
         return ()
 
     def put(self, batches: Sequence[pa.RecordBatch]) -> None:
@@ -62,7 +61,7 @@ class RepeatingTable(MemorySink):
             self._kept[key] = values
 
 
-class RepeatingMemoryTarget:
+class RepeatingMemoryTarget(ImmediateTarget):
     """One owner's access to a RepeatingTable. See immediate.ImmediateTarget."""
 
     def __init__(self, table: RepeatingTable) -> None:
@@ -72,7 +71,6 @@ class RepeatingMemoryTarget:
         """Nothing can be fenced without tags."""
 
     def write(self, origin: Origin, offset: int, batches: Sequence[pa.RecordBatch]) -> int:
-        """See ImmediateTarget.write."""
         self._table.put(batches)
         return 0
 

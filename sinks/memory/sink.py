@@ -24,22 +24,21 @@ import pyarrow as pa
 
 from holdfast.errors import ConfigError
 from holdfast.model import Tag, Writer
-from holdfast.sinks.contract.owners import Claim, Held, Holding, check_continues
-from holdfast.sinks.contract.sink import (
+from holdfast.sinks.contract.owners import Claim, Held, Holding, Ownership, check_continues
+from holdfast.sinks.contract.sink import Repair, Repairs, Rewinding, Sink, check_key, check_null_keys
+from holdfast.sinks.contract.target import (
     DELETE,
     OP,
     AlreadyDelivered,
     Delivered,
     EpochOutput,
     Fault,
+    Merges,
     Outcome,
-    Repair,
-    Rewinding,
+    Target,
     Upload,
     UploadedOutput,
     already,
-    check_key,
-    check_null_keys,
     no_fault,
 )
 from holdfast.sinks.protocol.undo import (
@@ -88,7 +87,7 @@ class Draft:
     """The last change of each key."""
 
 
-class MemorySink:
+class MemorySink(Repairs, Ownership, Sink):
     """A table in memory. Not picklable on purpose: its contents belong to one process."""
 
     def __init__(
@@ -111,7 +110,6 @@ class MemorySink:
 
     @property
     def key(self) -> tuple[str, ...] | None:
-        """See Sink.key."""
         return self._key
 
     @property
@@ -121,24 +119,17 @@ class MemorySink:
 
     @property
     def traits(self) -> SinkTraits:
-        """See Sink.traits."""
         return SinkTraits(
             kind=type(self).__name__,
             local_paths=(),
             keyed=self._key is not None,
-            repairs=True,
-            merges=True,
-            remembers_owner=True,
             commits_once=self._commits_once,
-            uploads=self._commits_once,
         )
 
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.check."""
         check_key("memory sink", schema, upsert_key, self._key)
 
     def prepare(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.prepare."""
         self.check(schema, upsert_key)
         with self._lock:
             if self._schema is not None and self._schema.names != schema.names:
@@ -153,19 +144,17 @@ class MemorySink:
         self._schema = None
 
     def accept(self, batch: pa.RecordBatch) -> None:
-        """See Sink.accept."""
         check_null_keys("memory sink", self._key, batch)
 
     def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> MemoryTarget:
-        """See Sink.open."""
         return MemoryTarget(self, job_uuid, writer, claim)
 
-    def uploader(self) -> MemorySink:
-        """See UploadingSink.uploader."""
-        return self
+    @property
+    def uploads(self) -> MemorySink | None:
+        return self if self._commits_once else None
 
     def upload(self, upload: Upload, batches: Iterable[pa.RecordBatch]) -> str:
-        """See Uploader.upload."""
+        """Keep the rows beside the table."""
         within = f"{upload.job_uuid}/{upload.sink}/{upload.timeline}/{upload.epoch:012d}"
         name = f"{within}/{upload.generation}-{upload.worker}"
         with self._lock:
@@ -173,7 +162,7 @@ class MemorySink:
         return name
 
     def sweep(self, job_uuid: str, sink: str, timeline: int, after: int, before: int) -> None:
-        """See Uploader.sweep."""
+        """Drop what `swept` lists."""
         with self._lock:
             for name in self.swept(job_uuid, sink, timeline, after, before):
                 del self._uploaded[name]
@@ -191,7 +180,6 @@ class MemorySink:
         return [*(batch for each in found for batch in each or ()), *left]
 
     def holding(self, job_uuid: str, name: str) -> Holding:
-        """See HeldSink.holding."""
         with self._lock:
             return Holding(self._owners.get((job_uuid, name)), self._newest(job_uuid, name))
 
@@ -239,7 +227,7 @@ class MemorySink:
         known: Tag | None = None,
         claim: Claim | None = None,
     ) -> Outcome:
-        """See Target.deliver."""
+        """Deliver one epoch of a writer."""
         return self.deliver_together(job_uuid, writer, [EpochOutput(tag, batches)], known, claim)
 
     def deliver_together(
@@ -250,7 +238,7 @@ class MemorySink:
         known: Tag | None = None,
         claim: Claim | None = None,
     ) -> Outcome:
-        """See MergingTarget.deliver_together."""
+        """Deliver several epochs of a writer in one assignment."""
         first, last = epochs[0].tag, epochs[-1].tag
         where = f"memory sink {writer.sink!r}, writer {writer.subtask}"
         standing = self.compared(job_uuid, writer, claim)
@@ -274,7 +262,7 @@ class MemorySink:
         return Delivered(sum(len(rows) for _, rows in incoming))
 
     def forget(self, job_uuid: str, writer: Writer, through: Tag) -> None:
-        """See Target.forget."""
+        """Drop the before-images of a writer up to a tag."""
         with self._lock:
             ours = [image for image in self._before if (image.job_uuid, image.writer) == (job_uuid, writer)]
             gone = {image.tag for image in ours if _is_up_to(image, through)}
@@ -287,13 +275,11 @@ class MemorySink:
                 ]
 
     def plan_repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
-        """See RepairableSink.plan_repair."""
         with self._lock:
             self.check_claim(rewinding.job_uuid, rewinding.sink, rewinding.claim)
             return self._planned(rewinding)[0]
 
     def repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
-        """See RepairableSink.repair."""
         self.fault("before_begin")
         with self._lock:
             self.check_claim(rewinding.job_uuid, rewinding.sink, rewinding.claim)
@@ -426,30 +412,25 @@ def _is_up_to(image: BeforeImage, through: Tag) -> bool:
     return image.tag.timeline <= through.timeline and image.tag.epoch <= through.epoch
 
 
-class MemoryTarget:
+class MemoryTarget(Merges, Target):
     """One writer's access to a MemorySink. See contract.Target."""
 
     def __init__(self, sink: MemorySink, job_uuid: str, writer: Writer, claim: Claim | None = None) -> None:
         self._sink, self._job, self._writer, self._claim = sink, job_uuid, writer, claim
 
     def delivered(self) -> Tag | None:
-        """See Target.delivered."""
         return self._sink.compared(self._job, self._writer, self._claim)
 
     def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch], known: Tag | None = None) -> Outcome:
-        """See Target.deliver."""
         return self._sink.deliver(self._job, self._writer, tag, batches, known, self._claim)
 
     def deliver_uploaded(self, output: UploadedOutput, known: Tag | None = None) -> Outcome:
-        """See UploadedTarget.deliver_uploaded."""
         return self.deliver(output.tag, self._sink.whole(output), known)
 
     def deliver_together(self, epochs: Sequence[EpochOutput], known: Tag | None = None) -> Outcome:
-        """See MergingTarget.deliver_together."""
         return self._sink.deliver_together(self._job, self._writer, epochs, known, self._claim)
 
     def forget(self, through: Tag) -> None:
-        """See Target.forget."""
         self._sink.check_claim(self._job, self._writer.sink, self._claim)
         self._sink.forget(self._job, self._writer, through)
 

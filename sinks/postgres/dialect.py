@@ -30,7 +30,7 @@ from holdfast.secrets import Secret
 from holdfast.sinks.postgres import rights
 from holdfast.sinks.postgres.errors import meaning_of
 from holdfast.sinks.postgres.server import ServerConnection, connect
-from holdfast.sinks.sql.dialect import Column, Connection, Limits, Purpose, TemporaryTable, Upsert, on_conflict
+from holdfast.sinks.sql.dialect import Column, Connection, Dialect, Limits, Purpose, TemporaryTable, Upsert, on_conflict
 from holdfast.sinks.sql.values import TIME_OF_DAY, TIMESTAMP, Value, is_text
 
 T = TypeVar("T")
@@ -91,7 +91,7 @@ _KINDS = {
 
 
 @dataclass(frozen=True)
-class PostgresDialect:
+class PostgresDialect(Dialect):
     """A schema of a Postgres database. See sql.dialect.Dialect."""
 
     dsn: str
@@ -114,47 +114,39 @@ class PostgresDialect:
     errors = psycopg.Error
 
     def quoted(self, name: str) -> str:
-        """See Dialect.quoted."""
         return _quoted(name)
 
     def folded(self, name: str) -> str:
-        """See Dialect.folded. Quoted names are compared byte by byte."""
+        """Quoted names are compared byte by byte."""
         return name
 
     def table(self, name: str) -> str:
-        """See Dialect.table."""
         return f"{_quoted(self.schema)}.{_quoted(name)}"
 
     def own(self, name: str) -> str:
-        """See Dialect.own."""
         return f"{_quoted(self.schema)}.{name}"
 
     def temporary(self, name: str) -> str:
-        """See Dialect.temporary."""
         return f"pg_temp.{name}"
 
     def mark(self, place: int) -> str:
-        """See Dialect.mark."""
         return f"${place}"
 
     def declared(self, kind: pa.DataType) -> str | None:
-        """See Dialect.declared."""
         return next((name for fits, name in _TYPES if fits(kind)), None)
 
     def holds(self, column: Column, declared: str) -> bool:
-        """See Dialect.holds. Text of any collation will do, where no certain one is asked for."""
+        """Text of any collation will do, where no certain one is asked for."""
         return column.declared == declared or column.declared.startswith(f"{declared} COLLATE ")
 
     def bound(self, column: Column, value: Value) -> object:
-        """See Dialect.bound. The server reads texts as the column's type."""
+        """The server reads texts as the column's type."""
         return bool(value) if column.declared == "boolean" else value
 
     def readable(self, alias: str, column: Column) -> str:
-        """See Dialect.readable."""
         return _READ.get(column.declared, "{0}").format(f"{alias}.{_quoted(column.name)}")
 
     def row_json(self, alias: str, columns: Sequence[Column]) -> str:
-        """See Dialect.row_json."""
         members = []
         for column in sorted(columns, key=attrgetter("name")):
             label = json.dumps(column.name, ensure_ascii=False).replace("'", "''")
@@ -164,7 +156,7 @@ class PostgresDialect:
         return f"'{{' || array_to_string(ARRAY[{', '.join(members)}], ',') || '}}'" if members else "'{}'"
 
     def kind_of(self, db: Connection, name: str) -> str | None:
-        """See Dialect.kind_of. After a crash of the server an unlogged table is empty, and the tags are not."""
+        """After a crash of the server an unlogged table is empty, and the tags are not."""
         found = db.execute(
             "SELECT c.relkind::text, c.relpersistence::text FROM pg_catalog.pg_class c "
             "JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = $2",
@@ -176,7 +168,7 @@ class PostgresDialect:
         return _KINDS.get(kind, "table" if persistence == "p" else "table that is not kept through a crash (UNLOGGED)")
 
     def columns(self, db: Connection, table: str) -> list[Column]:
-        """See Dialect.columns. A deferrable primary key is none: ON CONFLICT does not take it."""
+        """A deferrable primary key is none: ON CONFLICT does not take it."""
         found = db.execute(
             "SELECT a.attname, format_type(a.atttypid, a.atttypmod) "
             "|| CASE WHEN a.attcollation = t.typcollation THEN '' WHEN o.collname = 'C' THEN ' COLLATE \"C\"' "
@@ -195,7 +187,6 @@ class PostgresDialect:
         return [Column(*row) for row in found]
 
     def loosely_compared(self, db: Connection, table: str) -> dict[str, str]:
-        """See Dialect.loosely_compared."""
         found = db.execute(
             "SELECT a.attname, o.collname FROM pg_catalog.pg_attribute a "
             "JOIN pg_catalog.pg_class c ON c.oid = a.attrelid "
@@ -208,14 +199,13 @@ class PostgresDialect:
         return {name: f"{collation}, needed is a deterministic collation" for name, collation in found}
 
     def check_rights(self, db: Connection, where: str, table: str, own: Sequence[str], keyed: bool) -> None:
-        """See Dialect.check_rights."""
         numbered = self.row_number(db, table) is not None
         needed = rights.KEYED if keyed else rights.NUMBERED if numbered else rights.ADDED
         if lacking := rights.lacking(db, self.schema, table, needed, own):
             raise rights.refused(where, lacking)
 
     def row_number(self, db: Connection, table: str) -> str | None:
-        """See Dialect.row_number. A user's own table may lack the column."""
+        """A user's own table may lack the column."""
         found = db.execute(
             "SELECT 1 FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_class c ON c.oid = a.attrelid "
             "JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
@@ -227,21 +217,19 @@ class PostgresDialect:
         return ROW if found else None
 
     def numbering(self, db: Connection) -> object:
-        """See Dialect.numbering. Nothing renumbers rows."""
+        """Nothing renumbers rows."""
         return None
 
     def create_temporary(self, db: Connection, table: TemporaryTable) -> None:
-        """See Dialect.create_temporary. No index: COPY and one pass over the rows are quicker."""
+        """No index: COPY and one pass over the rows are quicker."""
         columns = [f"{_quoted(column.name)} {column.declared}" for column in table.columns]
         columns.append(f"{ROW} bigint GENERATED ALWAYS AS IDENTITY")
         db.execute(f"CREATE TABLE {table.name} ({', '.join(columns)})")
 
     def clear(self, db: Connection, table: TemporaryTable) -> None:
-        """See Dialect.clear."""
         db.execute(f"TRUNCATE {table.name}")
 
     def load(self, db: Connection, table: TemporaryTable, rows: Iterable[tuple[Value, ...]]) -> None:
-        """See Dialect.load."""
         names = ", ".join(_quoted(column.name) for column in table.columns)
         cast(ServerConnection, db).copy(f"COPY {table.name} ({names}) FROM STDIN", rows)
         if table.key:
@@ -253,39 +241,34 @@ class PostgresDialect:
             )
 
     def upsert(self, db: Connection, put: Upsert) -> int:
-        """See Dialect.upsert."""
         return db.execute(on_conflict(self, put), put.values).rowcount
 
     def check_place(self, where: str) -> None:
-        """See Dialect.check_place. Only the server knows what it has."""
+        """Only the server knows what it has."""
 
     def identity(self) -> str:
-        """See Dialect.identity. A server that is replaced ends its connections."""
+        """A server that is replaced ends its connections."""
         return self.dsn
 
     def connect(self, purpose: Purpose) -> Connection:
-        """See Dialect.connect. No database and no schema is ever created."""
+        """No database and no schema is ever created."""
         return connect(self.dsn, self.password, check=purpose == "create")
 
     def look(self, db: Connection, work: Callable[[], T]) -> T:
-        """See Dialect.look. Readers and writers do not wait for each other."""
+        """Readers and writers do not wait for each other."""
         return work()
 
     def begin_schema(self, db: Connection) -> None:
-        """See Dialect.begin_schema."""
         db.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
         db.execute("SELECT pg_advisory_xact_lock($1::bigint)", (SCHEMA_LOCK,))
 
     def begin_write(self, db: Connection) -> None:
-        """See Dialect.begin_write."""
         db.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
 
     def begin_read(self, db: Connection) -> None:
-        """See Dialect.begin_read."""
         db.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
 
     def meaning_of(self, where: str, error: Exception) -> HoldfastError | None:
-        """See Dialect.meaning_of."""
         return meaning_of(where, cast(psycopg.Error, error))
 
 

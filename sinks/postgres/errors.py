@@ -19,15 +19,22 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Callable
 
 import psycopg
 
-from holdfast.errors import ConfigError, Damaged, HoldfastError, NotAdmitted, Unavailable
-from holdfast.sinks.contract.phrases import NOTHING, READS_TAG, UNKNOWN, persists
-
-Meaning = Callable[[str, str], HoldfastError]
-"""Makes the error from the name of the target and what the server said."""
+from holdfast.errors import ConfigError, HoldfastError
+from holdfast.sinks.contract.phrases import (
+    NO_ROW,
+    NOTHING,
+    Meaning,
+    broken,
+    full,
+    never_takes,
+    not_admitted,
+    refused,
+    unavailable,
+    unknown,
+)
 
 
 def meaning_of(where: str, error: psycopg.Error) -> HoldfastError | None:
@@ -57,92 +64,47 @@ def _at_opening(said: str) -> Meaning | None:
     return next((meaning for words, meaning in _AT_OPENING if re.search(words, said)), None)
 
 
-def _unavailable(where: str, said: str) -> HoldfastError:
-    return Unavailable(
-        f"{where}: {said}",
-        not_done=UNKNOWN,
-        next_step=persists(
-            READS_TAG,
-            "check that the server runs, that this host reaches it, and that no other session holds locks on the table",
-        ),
-    )
-
-
-def _read_only(where: str, said: str) -> HoldfastError:
-    return Unavailable(
-        f"{where}: the server is read-only: {said}",
-        not_done=NOTHING,
-        next_step="nothing, while a standby is promoted; else name the primary in the connection string, or all hosts "
-        "with target_session_attrs=read-write, and check default_transaction_read_only; delivery retries",
-    )
-
-
-def _full(where: str, said: str) -> HoldfastError:
-    return Unavailable(
-        f"{where}: the disk of the server is full ({said})",
-        not_done=UNKNOWN,
-        next_step="free space on that disk; delivery retries automatically; no epoch is skipped",
-    )
-
-
-def _broken(where: str, said: str) -> HoldfastError:
-    return Damaged(
-        f"{where}: {said}",
-        not_done=NOTHING,
-        next_step="restore the database from a backup, then rewind the job",
-    )
-
-
-def _refused(where: str, said: str) -> HoldfastError:
-    return ConfigError(
-        f"{where}: Postgres refuses the delivery: {said}",
-        not_done="no row of this epoch was written, nor of any later one",
-        next_step="for a duplicate key give the sink key=[...], so that rows replace each other; else compare the "
-        "table with the stream's columns, and check its constraints, triggers and the grants of this user. Rows that "
-        "the table can never take stay first in line: correct the job, and leave them behind with holdfast rewind "
-        "JOB.py --to-epoch N --apply, where N is the epoch that was last delivered (holdfast status JOB)",
-    )
-
-
-def _configured(what: str, next_step: str) -> Meaning:
-    """Return the meaning of an error that only the configuration of the server or of the job can mend."""
-    return lambda where, said: ConfigError(
-        f"{where}: {what}: {said}", not_done="nothing was written to the target", next_step=next_step
-    )
-
-
-def _not_admitted(what: str, next_step: str) -> Meaning:
-    """Return the meaning of an error that an administrator of the server can mend while the job runs."""
-    return lambda where, said: NotAdmitted(
-        f"{where}: {what}: {said}", not_done="nothing was delivered, and nothing is skipped", next_step=next_step
-    )
-
-
 def _without_password(where: str, said: str) -> HoldfastError:
     return ConfigError(
         f"{where}: the server asks for a password, and the process on {socket.gethostname()} has none: {said}",
-        not_done="nothing was written to the target",
+        not_done=NOTHING,
         next_step="give hf.Postgres password=hf.secret(...), or put the password into a password file that every "
         "worker has (~/.pgpass with mode 600, or passfile=PATH in the connection string) or into PGPASSWORD",
     )
 
 
-_LOGIN = _not_admitted(
+_UNREACHABLE = unknown(
+    "check that the server runs, that this host reaches it, and that no other session holds locks on the table"
+)
+_READ_ONLY = unavailable(
+    "the server is read-only",
+    "nothing, while a standby is promoted; else name the primary in the connection string, or all hosts with "
+    "target_session_attrs=read-write, and check default_transaction_read_only; delivery retries",
+)
+_FULL = full("the disk of the server", "free space on that disk")
+_BROKEN = broken("restore the database from a backup, then rewind the job")
+_REFUSED = refused(
+    "Postgres refuses the delivery",
+    "for a duplicate key give the sink key=[...], so that rows replace each other; else compare the table with the "
+    "stream's columns, and check its constraints, triggers and the grants of this user. " + never_takes("table"),
+    NO_ROW,
+)
+_LOGIN = not_admitted(
     "the server did not let this user in",
     "let this user in again; else check user, host and database in the connection string, pg_hba.conf, and the "
     "password where it comes from: hf.secret(...), a password file or PGPASSWORD. A file is read for each connection, "
     "a variable when the job is started",
 )
-_DATABASE = _configured(
+_DATABASE = refused(
     "the database is missing", "create it (CREATE DATABASE), or name another one in the connection string"
 )
-_SCHEMA = _configured("the schema is missing", "create it (CREATE SCHEMA), or give hf.Postgres another schema=")
-_PERMISSION = _not_admitted(
+_SCHEMA = refused("the schema is missing", "create it (CREATE SCHEMA), or give hf.Postgres another schema=")
+_PERMISSION = not_admitted(
     "this user lacks a permission",
     "grant it: the user needs USAGE and CREATE on the schema, SELECT, INSERT, UPDATE and DELETE on the table and on "
     "those of Holdfast (holdfast_...) in it, and TEMPORARY on the database; the owner of the schema has all of them",
 )
-_TABLE = _configured(
+_TABLE = refused(
     "the table or a column is missing, although it existed when the job was started",
     "restore it, or restart the job, which checks the table and creates a missing one",
 )
@@ -159,16 +121,16 @@ _AT_OPENING: tuple[tuple[str, Meaning], ...] = (
 """The server's words, while no code of an error reaches us."""
 
 _WITHOUT_CODE: dict[type | None, Meaning] = {
-    psycopg.OperationalError: _unavailable,
-    psycopg.InterfaceError: _unavailable,
-    psycopg.DataError: _refused,
+    psycopg.OperationalError: _UNREACHABLE,
+    psycopg.InterfaceError: _UNREACHABLE,
+    psycopg.DataError: _REFUSED,
 }
 """Errors of the client: no connection, a lost connection, a value that Postgres has no form for."""
 
 _BY_CODE: dict[str, Meaning] = {
-    "25P03": _unavailable,  # idle in a transaction for too long
-    "25P04": _unavailable,  # a transaction took too long
-    "25006": _read_only,
+    "25P03": _UNREACHABLE,  # idle in a transaction for too long
+    "25P04": _UNREACHABLE,  # a transaction took too long
+    "25006": _READ_ONLY,
     "28000": _LOGIN,
     "28P01": _LOGIN,
     "3D000": _DATABASE,
@@ -176,31 +138,31 @@ _BY_CODE: dict[str, Meaning] = {
     "42501": _PERMISSION,
     "42703": _TABLE,
     "42P01": _TABLE,
-    "53100": _full,
-    "55006": _unavailable,  # an object is in use
-    "55P03": _unavailable,  # a lock is held for too long
-    "XX000": _unavailable,  # an internal error
-    "XX001": _broken,
-    "XX002": _broken,
+    "53100": _FULL,
+    "55006": _UNREACHABLE,  # an object is in use
+    "55P03": _UNREACHABLE,  # a lock is held for too long
+    "XX000": _UNREACHABLE,  # an internal error
+    "XX001": _BROKEN,
+    "XX002": _BROKEN,
 }
 _BY_CLASS: dict[str, Meaning] = {
-    "08": _unavailable,  # the connection
-    "40": _unavailable,  # a conflict of transactions
-    "53": _unavailable,  # resources
-    "57": _unavailable,  # an operator, a shutdown, a timeout
-    "58": _unavailable,  # the system
-    "09": _refused,  # a trigger
-    "0A": _refused,
-    "21": _refused,
-    "22": _refused,  # a value
-    "23": _refused,  # a constraint
-    "27": _refused,
-    "2F": _refused,  # a function that a trigger calls; so are 38 and 39
-    "38": _refused,
-    "39": _refused,
-    "42": _refused,
-    "44": _refused,
-    "54": _refused,  # a limit
-    "55": _refused,  # the table is not in the state that a statement needs
-    "P0": _refused,  # an exception of a trigger
+    "08": _UNREACHABLE,  # the connection
+    "40": _UNREACHABLE,  # a conflict of transactions
+    "53": _UNREACHABLE,  # resources
+    "57": _UNREACHABLE,  # an operator, a shutdown, a timeout
+    "58": _UNREACHABLE,  # the system
+    "09": _REFUSED,  # a trigger
+    "0A": _REFUSED,
+    "21": _REFUSED,
+    "22": _REFUSED,  # a value
+    "23": _REFUSED,  # a constraint
+    "27": _REFUSED,
+    "2F": _REFUSED,  # a function that a trigger calls; so are 38 and 39
+    "38": _REFUSED,
+    "39": _REFUSED,
+    "42": _REFUSED,
+    "44": _REFUSED,
+    "54": _REFUSED,  # a limit
+    "55": _REFUSED,  # the table is not in the state that a statement needs
+    "P0": _REFUSED,  # an exception of a trigger
 }

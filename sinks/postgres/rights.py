@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from psycopg import sql
 
 from holdfast.errors import NotAdmitted
+from holdfast.sinks.contract.phrases import WAITS
 from holdfast.sinks.sql.dialect import Connection
 
 KEYED = ("SELECT", "INSERT", "UPDATE", "DELETE")
@@ -78,7 +79,7 @@ def refused(where: str, grants: list[Grant]) -> NotAdmitted:
     """Return the refusal of a user who lacks them."""
     return NotAdmitted(
         f"{where}: this user lacks a permission: {'; '.join(grant.what for grant in grants)}",
-        not_done="nothing was delivered, and nothing is skipped",
+        not_done=WAITS,
         next_step=f"grant it: {'; '.join(grant.statement for grant in grants)}",
     )
 

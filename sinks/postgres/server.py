@@ -19,7 +19,7 @@ from holdfast import children
 from holdfast.errors import ConfigError, NotAdmitted
 from holdfast.secrets import Secret
 from holdfast.sinks.postgres.place import DURABLE, conninfo, named
-from holdfast.sinks.sql.dialect import Cursor
+from holdfast.sinks.sql.dialect import Connection, Cursor
 
 VERSION_MIN = 120_000
 """Postgres 12: text of reals reads back as the same bits, and collations say whether they are deterministic."""
@@ -29,21 +29,20 @@ _SETTINGS = (
 )
 
 
-class ServerConnection:
+class ServerConnection(Connection):
     """One connection, whose marks are $1, $2 ... See sql.dialect.Connection."""
 
     def __init__(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
         self.psycopg = connection
 
     def execute(self, sql: str, values: Sequence[Any] = (), /) -> Cursor:
-        """See Connection.execute. A COMMIT that the server turned into a rollback is no commit."""
+        """A COMMIT that the server turned into a rollback is no commit."""
         cursor = self.psycopg.execute(_text(sql), values)
         if sql == "COMMIT" and cursor.statusmessage != "COMMIT":
             raise psycopg.errors.TransactionRollback(f"the server answered COMMIT with {cursor.statusmessage}")
         return cursor
 
     def executemany(self, sql: str, rows: Iterable[Sequence[Any]], /) -> Cursor:
-        """See Connection.executemany."""
         cursor = self.psycopg.cursor()
         cursor.executemany(_text(sql), rows)
         return cursor
@@ -55,7 +54,6 @@ class ServerConnection:
                 copy.write_row(row)
 
     def close(self) -> None:
-        """See Connection.close."""
         self.psycopg.close()
 
 

@@ -80,7 +80,6 @@ class Postgres(TableSink):
 
     @property
     def dialect(self) -> PostgresDialect:
-        """See TableSink.dialect."""
         try:
             from holdfast.sinks.postgres.dialect import PostgresDialect
         except ImportError as error:
@@ -94,17 +93,16 @@ class Postgres(TableSink):
 
     @property
     def traits(self) -> SinkTraits:
-        """See Sink.traits."""
         place = {"database": self.database, "schema": self.schema, "table": self.table}
         return self.traits_of("Postgres", place, secrets=() if self.password is None else (self.password,))
 
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.check. A longer name of the schema would be cut to that of another one."""
+        """A longer name of the schema would be cut to that of another one."""
         check_name(self.where, self.dialect, "schema", self.schema)
         super().check(schema, upsert_key)
 
     def accept(self, batch: pa.RecordBatch) -> None:
-        """See Sink.accept. Postgres has no form for a NUL in a text."""
+        """Postgres has no form for a NUL in a text."""
         super().accept(batch)
         for field, column in zip(batch.schema, batch.columns, strict=True):
             if field.type in _TEXTS and _has_nul(column):

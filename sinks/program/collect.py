@@ -49,23 +49,21 @@ class Collect(SQLite):
 
     @property
     def where(self) -> str:
-        """See Sink.where."""
         return f"hf.Collect at {self.path}" if self.path else "hf.Collect"
 
     @property
     def traits(self) -> SinkTraits:
-        """See Sink.traits. Until it is bound to a file of its own, it has no target that another sink could share."""
+        """Until it is bound to a file of its own, it has no target that another sink could share."""
         table, bound = super().traits, bool(self.path)
         paths = (self.path,) if bound else ()
         return replace(table, kind="Collect", local_paths=paths, exclusive=table.exclusive and bound)
 
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.check. Takes the key of the stream."""
+        """Takes the key of the stream."""
         self._place(self.path, upsert_key, schema)
         super().check(schema, upsert_key)
 
     def prepare(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.prepare."""
         Path(self.path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         super().prepare(schema, upsert_key)
 

@@ -23,8 +23,9 @@ import pyarrow as pa
 
 from holdfast.errors import Unavailable
 from holdfast.model import Tag, Writer
-from holdfast.sinks.contract.owners import Claim, Holding
-from holdfast.sinks.contract.sink import DELETE, OP, Outcome, Repair, Rewinding
+from holdfast.sinks.contract.owners import Claim, Holding, Ownership
+from holdfast.sinks.contract.sink import Repair, Repairs, Rewinding, Sink
+from holdfast.sinks.contract.target import DELETE, OP, Outcome, Target
 from holdfast.sinks.sql.target import SqlTarget
 from holdfast.sinks.sqlite.sink import SQLite
 from holdfast.traits import SinkTraits
@@ -35,7 +36,7 @@ _NO_ROWS = pa.schema([pa.field("nothing", pa.int64())])
 """The table beside the tags, which stays empty."""
 
 
-class Console:
+class Console(Repairs, Ownership, Sink):
     """A sink that prints rows, for a first look at a stream. Every row is printed at least once.
 
     A row that is deleted is printed with its key, behind `deleted`. In a notebook the rows are in the cell's output,
@@ -53,16 +54,12 @@ class Console:
 
     @property
     def where(self) -> str:
-        """See Sink.where."""
         return "the console"
 
     @property
     def traits(self) -> SinkTraits:
-        """See Sink.traits."""
         local_paths = (self.path,) if self.path else ()
-        return SinkTraits(
-            kind="Console", local_paths=local_paths, place={"path": self.path}, repairs=True, remembers_owner=True
-        )
+        return SinkTraits(kind="Console", local_paths=local_paths, place={"path": self.path})
 
     def bound(self, folder: str, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Console:
         """Return the sink as a run uses it: with its files in this folder."""
@@ -71,59 +68,49 @@ class Console:
         return sink
 
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.check. Every row can be printed."""
+        """Every row can be printed."""
 
     def prepare(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.prepare."""
         Path(self.path).mkdir(mode=0o700, parents=True, exist_ok=True)
         self._tags().prepare(_NO_ROWS, None)
 
-    def accept(self, batch: pa.RecordBatch) -> None:
-        """See Sink.accept."""
-
     def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> ConsoleTarget:
-        """See Sink.open."""
         return ConsoleTarget(Path(self.path), self._upsert_key, self._tags().open(job_uuid, writer, claim), writer)
 
     def holding(self, job_uuid: str, name: str) -> Holding:
-        """See HeldSink.holding."""
         return self._tags().holding(job_uuid, name)
 
     def plan_repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
-        """See RepairableSink.plan_repair. No row is taken back."""
+        """No row is taken back."""
         return self._tags().plan_repair(rewinding, _NO_ROWS, None)
 
     def repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
-        """See RepairableSink.repair. Moves the tags."""
+        """Moves the tags."""
         return self._tags().repair(rewinding, _NO_ROWS, None)
 
     def _tags(self) -> SQLite:
         return SQLite(os.path.join(self.path, "tags.db"), _TAGS)
 
 
-class ConsoleTarget:
+class ConsoleTarget(Target):
     """One writer's way to the console. See contract.Target."""
 
     def __init__(self, folder: Path, key: tuple[str, ...] | None, tags: SqlTarget, writer: Writer) -> None:
         self._folder, self._key, self._tags, self._writer = folder, key, tags, writer
 
     def delivered(self) -> Tag | None:
-        """See Target.delivered."""
         return self._tags.delivered()
 
     def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch], known: Tag | None = None) -> Outcome:
-        """See Target.deliver."""
         standing = self._tags.delivered()
         if standing is None or standing < tag:
             self._write(tag, "".join(f"{line}\n" for batch in batches for line in lines_of(batch, self._key)))
         return self._tags.deliver(tag, (), known)
 
     def forget(self, through: Tag) -> None:
-        """See Target.forget."""
         self._tags.forget(through)
 
     def close(self) -> None:
-        """See Target.close."""
         self._tags.close()
 
     def _write(self, tag: Tag, text: str) -> None:

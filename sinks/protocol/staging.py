@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from holdfast.errors import Damaged
 from holdfast.model import RowDigest
-from holdfast.sinks.contract.sink import DELETE, OP, PUT
+from holdfast.sinks.contract.target import DELETE, OP, PUT
 from holdfast.storage.rowhash import digest_of
 
 FORMAT_KEY = b"holdfast.staged"

@@ -22,13 +22,14 @@ from holdfast.sinks.redis.errors import meaning_of
 from holdfast.sinks.redis.place import RedisPlace
 from holdfast.sinks.redis.script import RIGHTS, SCRIPT, Change
 from holdfast.sinks.redis.server import Server
+from holdfast.sinks.redis.target import Connection
 
 CONNECT_WITHIN_S = 10.0
 ANSWER_WITHIN_S = 30.0
 """How long a script of the largest delivery may take, with those of other clients before it."""
 
 
-class RedisConnection:
+class RedisConnection(Connection):
     """One connection. See target.Connection.
 
     Args:
@@ -41,12 +42,11 @@ class RedisConnection:
         self._may_ask = True
 
     def book(self) -> Book:
-        """See Connection.book."""
         with self._raising() as client:
             return Book(self._place.where, client.execute_command("HGETALL", self._place.book))
 
     def apply(self, change: Change) -> bool:
-        """See Connection.apply. A setting that lets the server evict rows may have come since the start."""
+        """A setting that lets the server evict rows may have come since the start."""
         with self._raising() as client:
             if self._may_ask:
                 memory = _permitted(lambda: client.info("memory"))
@@ -75,7 +75,6 @@ class RedisConnection:
             return Server({**facts, **fsync})
 
     def close(self) -> None:
-        """See Connection.close."""
         if self._client is not None:
             self._client.close()
             self._client = None

@@ -17,15 +17,12 @@ Source: redis.io/docs, error codes of the protocol; redis.exceptions.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 from redis import exceptions
 
-from holdfast.errors import ConfigError, HoldfastError, NotAdmitted, Unavailable
-from holdfast.sinks.contract.phrases import NOTHING, READS_TAG, RETRIES, UNKNOWN, persists
+from holdfast.errors import HoldfastError, Unavailable
+from holdfast.sinks.contract.phrases import NOTHING, RETRIES, Meaning, full, not_admitted, refused, unavailable, unknown
 
-Meaning = Callable[[str, str], HoldfastError]
-"""Makes the error from the name of the target and what the server said."""
 _SCRIPT = re.compile(
     r"^Error running script \(call to f_\w+\): @user_script:\d+: (?:@user_script: \d+: )?-?|"
     r",? script: \w+, on @user_script:\d+\.?$"
@@ -42,74 +39,38 @@ def meaning_of(where: str, error: exceptions.RedisError) -> HoldfastError:
     return _REFUSED(where, said)
 
 
-def _unavailable(where: str, said: str) -> HoldfastError:
-    return Unavailable(
-        f"{where}: {said}",
-        not_done=UNKNOWN,
-        next_step=persists(
-            READS_TAG, "check that the server runs, that this host reaches it, and that no other client blocks it"
-        ),
-    )
-
-
 def _busy(where: str, said: str) -> HoldfastError:
     return Unavailable(f"{where}: {said}", not_done=NOTHING, next_step=RETRIES)
 
 
-def _full(where: str, said: str) -> HoldfastError:
-    return Unavailable(
-        f"{where}: the memory of the server is full ({said})",
-        not_done=NOTHING,
-        next_step="raise maxmemory, or delete other data there; delivery retries automatically; no epoch is skipped",
-    )
-
-
-def _disk(where: str, said: str) -> HoldfastError:
-    return Unavailable(
-        f"{where}: the server cannot save to its disk, and takes no writes: {said}",
-        not_done=NOTHING,
-        next_step="see the server's log, and free space on that disk; delivery retries automatically",
-    )
-
-
-def _read_only(where: str, said: str) -> HoldfastError:
-    return Unavailable(
-        f"{where}: the server takes no writes: {said}",
-        not_done=NOTHING,
-        next_step="nothing, while a replica is promoted; else name the primary in the URL; delivery retries",
-    )
-
-
-def _not_admitted(what: str, next_step: str) -> Meaning:
-    """Return the meaning of an error that an administrator of the server can mend while the job runs."""
-    return lambda where, said: NotAdmitted(
-        f"{where}: {what}: {said}", not_done="nothing was delivered, and nothing is skipped", next_step=next_step
-    )
-
-
-def _configured(what: str, next_step: str) -> Meaning:
-    """Return the meaning of an error that only the configuration of the server or of the job can mend."""
-    return lambda where, said: ConfigError(f"{where}: {what}: {said}", not_done=NOTHING, next_step=next_step)
-
-
-_LOGIN = _not_admitted(
+_UNREACHABLE = unknown("check that the server runs, that this host reaches it, and that no other client blocks it")
+_FULL = full("the memory of the server", "raise maxmemory, or delete other data there", NOTHING)
+_DISK = unavailable(
+    "the server cannot save to its disk, and takes no writes",
+    "see the server's log, and free space on that disk; delivery retries automatically",
+)
+_READ_ONLY = unavailable(
+    "the server takes no writes",
+    "nothing, while a replica is promoted; else name the primary in the URL; delivery retries",
+)
+_LOGIN = not_admitted(
     "the server did not let this user in",
     "let this user in again (ACL SETUSER); else check the user in the URL, and the password where hf.secret(...) reads "
     "it. A file is read for each connection, a variable when the job is started",
 )
-_RIGHT = _not_admitted(
+_RIGHT = not_admitted(
     "this user lacks a right",
     "grant it: ACL SETUSER USER ~PREFIX* ~holdfast:PREFIX +eval +hgetall +hget +hlen +hset +hsetnx +mset +del +info "
     "+config|get +select",
 )
-_CLUSTER = _configured(
+_CLUSTER = refused(
     "this is a node of a Redis Cluster, which cannot change keys of several slots in one script",
     "name a server that is no cluster",
 )
-_WRONG_TYPE = _configured(
+_WRONG_TYPE = refused(
     "the key of Holdfast's hash holds something else", "delete that key, or give the sink another prefix"
 )
-_REFUSED = _configured(
+_REFUSED = refused(
     "Redis refuses the delivery", "check the URL, the database's number and the server's version (6.0 or newer)"
 )
 
@@ -117,12 +78,12 @@ Kinds = type[exceptions.RedisError] | tuple[type[exceptions.RedisError], ...]
 _MEANINGS: tuple[tuple[Kinds, str | None, Meaning], ...] = (
     (exceptions.AuthenticationError, r"\b(NOAUTH|WRONGPASS)\b", _LOGIN),
     (exceptions.NoPermissionError, r"\bNOPERM\b|can't run this command|can't access at least one", _RIGHT),
-    (exceptions.OutOfMemoryError, r"\bOOM\b", _full),
-    (exceptions.ReadOnlyError, r"\b(READONLY|NOREPLICAS|MASTERDOWN)\b", _read_only),
+    (exceptions.OutOfMemoryError, r"\bOOM\b", _FULL),
+    (exceptions.ReadOnlyError, r"\b(READONLY|NOREPLICAS|MASTERDOWN)\b", _READ_ONLY),
     (exceptions.BusyLoadingError, r"\b(LOADING|BUSY|TRYAGAIN)\b", _busy),
     (exceptions.ClusterError, r"\b(MOVED|ASK|CROSSSLOT|CLUSTERDOWN)\b", _CLUSTER),
-    ((), r"\bMISCONF\b", _disk),
+    ((), r"\bMISCONF\b", _DISK),
     ((), r"\bWRONGTYPE\b", _WRONG_TYPE),
-    ((exceptions.ConnectionError, exceptions.TimeoutError), None, _unavailable),
+    ((exceptions.ConnectionError, exceptions.TimeoutError), None, _UNREACHABLE),
 )
 """The first that fits counts: a refused login is a kind of broken connection for redis-py."""

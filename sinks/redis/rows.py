@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.errors import ConfigError
-from holdfast.sinks.contract.sink import DELETE, OP, check_null_keys
+from holdfast.sinks.contract.sink import check_null_keys
+from holdfast.sinks.contract.target import DELETE, OP
 from holdfast.sinks.json_values.rows import check_finite, keys_of, largest, objects
 
 VALUE_BYTES_MAX = 64 << 20

@@ -20,8 +20,9 @@ from holdfast.errors import ConfigError
 from holdfast.extras import install
 from holdfast.model import Writer
 from holdfast.secrets import Secret, secret_argument
-from holdfast.sinks.contract.owners import Claim, Holding
-from holdfast.sinks.contract.sink import Fault, check_key, no_fault
+from holdfast.sinks.contract.owners import Claim, Holding, Ownership
+from holdfast.sinks.contract.sink import Sink, check_key
+from holdfast.sinks.contract.target import Fault, no_fault
 from holdfast.sinks.json_values.rows import check_forms
 from holdfast.sinks.redis.book import COLUMNS, Book, columns_value
 from holdfast.sinks.redis.place import RedisPlace, place_of
@@ -36,7 +37,7 @@ _log = logging.getLogger("holdfast.redis")
 
 
 @dataclass(frozen=True, init=False)
-class Redis:
+class Redis(Ownership, Sink):
     """Keys of a Redis database, one per row: `prefix` and the row's key, with a JSON object of all columns as value.
 
     The rows of an epoch become visible in one step, after its checkpoint.
@@ -81,27 +82,22 @@ class Redis:
 
     @property
     def traits(self) -> SinkTraits:
-        """See Sink.traits. No before-images are kept, as they would fill the memory: no rewind takes rows back."""
+        """No before-images are kept, as they would fill the memory: no rewind takes rows back."""
         return SinkTraits(
             kind="Redis",
             local_paths=(),
             place={"server": self.place.server, "prefix": self.prefix},
             secrets=() if self.password is None else (self.password,),
             keyed=True,
-            merges=True,
             exclusive=True,
-            checks_owner=True,
-            remembers_owner=True,
-            probes=True,
         )
 
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.check."""
         check_key(self.where, schema, upsert_key, self.key)
         check_forms(self.where, schema, self.key)
 
     def prepare(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.prepare. Notes the columns of the rows, which shows that this user may write."""
+        """Notes the columns of the rows, which shows that this user may write."""
         self.check(schema, upsert_key)
         with closing(self._connection()) as connection:
             server = connection.server()
@@ -113,7 +109,6 @@ class Redis:
             _log.warning("%s", warning)
 
     def probe(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> str:
-        """See ProbingSink.probe."""
         self.check(schema, upsert_key)
         with closing(self._connection()) as connection:
             server = connection.server()
@@ -127,11 +122,10 @@ class Redis:
         return f"the rows under the prefix have the columns of the stream{risks}"
 
     def accept(self, batch: pa.RecordBatch) -> None:
-        """See Sink.accept."""
         self._rows().accept(batch)
 
     def check_owner(self, job_uuid: str | None, name: str) -> None:
-        """See OwnedSink.check_owner. Rows of two jobs under one prefix would replace each other."""
+        """Rows of two jobs under one prefix would replace each other."""
         with closing(self._connection()) as connection:
             other = connection.book().another_job(job_uuid, name)
         if other is not None:
@@ -143,13 +137,11 @@ class Redis:
             )
 
     def holding(self, job_uuid: str, name: str) -> Holding:
-        """See HeldSink.holding."""
         with closing(self._connection()) as connection:
             book = connection.book()
         return Holding(book.held(job_uuid, name), book.newest(job_uuid, name), book.rival(job_uuid, name))
 
     def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> RedisTarget:
-        """See Sink.open."""
         return self.opened(job_uuid, writer, claim)
 
     def opened(self, job_uuid: str, writer: Writer, claim: Claim | None = None, fault: Fault = no_fault) -> RedisTarget:

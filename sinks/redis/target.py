@@ -29,7 +29,17 @@ from holdfast.errors import ConfigError, Unavailable
 from holdfast.model import Tag, Writer
 from holdfast.sinks.contract.owners import Claim, belongs_to, check_continues
 from holdfast.sinks.contract.phrases import NOTHING, RETRIES
-from holdfast.sinks.contract.sink import AlreadyDelivered, Delivered, EpochOutput, Fault, Outcome, already, no_fault
+from holdfast.sinks.contract.target import (
+    AlreadyDelivered,
+    Delivered,
+    EpochOutput,
+    Fault,
+    Merges,
+    Outcome,
+    Target,
+    already,
+    no_fault,
+)
 from holdfast.sinks.redis.book import SINK, Book, owner_field, owner_value, sink_value, tag_field, tag_value
 from holdfast.sinks.redis.script import REQUEST_BYTES_MAX, Change, packed
 
@@ -51,8 +61,8 @@ class Connection(Protocol):
         """Release the connection; the next call opens another."""
 
 
-class RedisTarget:
-    """One writer's access to the keys. See contract.MergingTarget.
+class RedisTarget(Merges, Target):
+    """One writer's access to the keys. See contract.Merges.
 
     Args:
         where: How messages name the target.
@@ -79,17 +89,14 @@ class RedisTarget:
         self._job, self._writer, self._claim, self._fault = job_uuid, writer, claim, fault
 
     def delivered(self) -> Tag | None:
-        """See Target.delivered."""
         book = self._connection.book()
         self._must_take_over(book)
         return book.tag_of(self._job, self._writer)
 
     def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch], known: Tag | None = None) -> Outcome:
-        """See Target.deliver."""
         return self.deliver_together([EpochOutput(tag, batches)], known)
 
     def deliver_together(self, epochs: Sequence[EpochOutput], known: Tag | None = None) -> Outcome:
-        """See MergingTarget.deliver_together."""
         first, last = epochs[0].tag, epochs[-1].tag
         book = self._connection.book()
         if (found := self._covered(book, first, known)) is not None:
@@ -115,10 +122,9 @@ class RedisTarget:
         )
 
     def forget(self, through: Tag) -> None:
-        """See Target.forget. There are no before-images."""
+        """There are no before-images."""
 
     def close(self) -> None:
-        """See Target.close."""
         self._connection.close()
 
     def _covered(self, book: Book, first: Tag, known: Tag | None) -> AlreadyDelivered | None:

@@ -72,7 +72,7 @@ def _nothing() -> None:
 def contents(
     sink: SqlTable, query: AuditQuery, between: Between = _nothing, at_a_time: int = ROWS_AT_A_TIME
 ) -> TargetContents:
-    """See AuditableSink.contents."""
+    """See Audits.contents."""
     try:
         sink.dialect.identity()
     except Missing as missing:

@@ -20,7 +20,7 @@ from itertools import chain
 import pyarrow as pa
 
 from holdfast.errors import ConfigError, Unavailable
-from holdfast.sinks.contract.sink import OP, PUT
+from holdfast.sinks.contract.target import OP, PUT
 from holdfast.sinks.sql import moved
 from holdfast.sinks.sql.dialect import Column, Connection, Missing, TemporaryTable, translated
 from holdfast.sinks.sql.session import Session

@@ -26,6 +26,7 @@ import pyarrow as pa
 from holdfast.errors import ConfigError
 from holdfast.model import Generation, Subtask, Timeline, Writer
 from holdfast.sinks.contract.immediate import (
+    ImmediateTarget,
     Origin,
     Owner,
     Written,
@@ -35,7 +36,7 @@ from holdfast.sinks.contract.immediate import (
     origin_prefix,
     refused_write,
 )
-from holdfast.sinks.contract.sink import DELETE, OP, PUT, Fault, no_fault
+from holdfast.sinks.contract.target import DELETE, OP, PUT, Fault, no_fault
 from holdfast.sinks.protocol.staging import last_per_key
 from holdfast.sinks.sql import claims, owners, tags
 from holdfast.sinks.sql.connection import WriterConnection
@@ -66,7 +67,7 @@ CREATE TABLE IF NOT EXISTS {dialect.own(tags.FENCE)} (
 )"""
 
 
-class ImmediateSqlTarget:
+class ImmediateSqlTarget(ImmediateTarget):
     """One owner's access to the table. See immediate.ImmediateTarget."""
 
     def __init__(self, sink: SqlTable, owner: Owner, fault: Fault = no_fault) -> None:
@@ -77,7 +78,6 @@ class ImmediateSqlTarget:
         """Per partition, the offset of the last write that is known to be in."""
 
     def fence(self, starts: Mapping[Origin, int]) -> None:
-        """See ImmediateTarget.fence."""
         owner = self._owner
         with self._connection.session() as s:
             s.dialect.begin_write(s.db)
@@ -89,7 +89,6 @@ class ImmediateSqlTarget:
             s.commit()
 
     def write(self, origin: Origin, offset: int, batches: Sequence[pa.RecordBatch]) -> int:
-        """See ImmediateTarget.write."""
         assert self._sink.key is not None, "checked when the job was planned"
         rows = last_per_key(pa.Table.from_batches(batches), self._sink.key)
         with self._connection.session() as s:
@@ -109,7 +108,6 @@ class ImmediateSqlTarget:
             return deleted
 
     def forget(self, committed: Mapping[Origin, int]) -> bool:
-        """See ImmediateTarget.forget."""
         left = False
         with self._connection.session() as s:
             s.dialect.begin_write(s.db)
@@ -128,7 +126,6 @@ class ImmediateSqlTarget:
         return left
 
     def close(self) -> None:
-        """See ImmediateTarget.close."""
         self._connection.close()
 
     def _fenced(self, s: Session, origin: Origin, start: int) -> bool:

@@ -30,7 +30,8 @@ import pyarrow as pa
 
 from holdfast.errors import ConfigError
 from holdfast.model import Epoch, Tag, Timeline, Writer
-from holdfast.sinks.contract.sink import Fault, Repair, Rewinding, Verdict, no_fault
+from holdfast.sinks.contract.sink import Repair, Rewinding, Verdict
+from holdfast.sinks.contract.target import Fault, no_fault
 from holdfast.sinks.protocol.undo import (
     SAMPLE_MAX,
     Change,
@@ -64,7 +65,7 @@ def create_horizon(s: Session) -> None:
 
 
 def plan_repair(sink: SqlTable, rewinding: Rewinding, schema: pa.Schema) -> Repair:
-    """See RepairableSink.plan_repair."""
+    """See Repairs.plan_repair."""
     with _opened(sink, rewinding, schema) as undoing:
         s = undoing.s
         s.dialect.begin_read(s.db)
@@ -78,7 +79,7 @@ def plan_repair(sink: SqlTable, rewinding: Rewinding, schema: pa.Schema) -> Repa
 
 
 def repair(sink: SqlTable, rewinding: Rewinding, schema: pa.Schema, fault: Fault = no_fault) -> Repair:
-    """See RepairableSink.repair."""
+    """See Repairs.repair."""
     with _opened(sink, rewinding, schema) as undoing:
         s = undoing.s
         fault("before_begin")

@@ -20,7 +20,7 @@ Pure: no clock, thread or I/O of its own. Source: DESIGN section 7 (offset-tagge
 from __future__ import annotations
 
 from holdfast.model import Tag, Writer
-from holdfast.sinks.contract.sink import DELETE, OP, PUT
+from holdfast.sinks.contract.target import DELETE, OP, PUT
 from holdfast.sinks.sql.dialect import Dialect, Upsert
 from holdfast.sinks.sql.session import Session
 from holdfast.sinks.sql.table import TAG_COLUMN, Stored

@@ -8,7 +8,7 @@ Pure: no clock, thread or I/O of its own. Source: DESIGN section 7; API.md (sink
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ import pyarrow as pa
 from holdfast.errors import ConfigError
 from holdfast.model import Writer
 from holdfast.secrets import Secret
-from holdfast.sinks.contract.audited import AuditQuery, TargetContents
-from holdfast.sinks.contract.immediate import IMMEDIATE, ImmediateSink, ImmediateTarget, Owner, Written
-from holdfast.sinks.contract.owners import Claim, Holding
-from holdfast.sinks.contract.sink import Repair, Rewinding, check_key, check_null_keys
+from holdfast.sinks.contract.audited import AuditQuery, Audits, TargetContents
+from holdfast.sinks.contract.immediate import IMMEDIATE, ImmediateTarget, Owner, Written
+from holdfast.sinks.contract.owners import Claim, Holding, Ownership
+from holdfast.sinks.contract.sink import ImmediateSink, Repair, Repairs, Rewinding, Sink, check_key, check_null_keys
 from holdfast.sinks.sql import audit, claims, immediate, moved, owners, tags
 from holdfast.sinks.sql.dialect import Dialect, Missing, preparing, translated
 from holdfast.sinks.sql.repair import create_horizon, plan_repair, repair
@@ -33,7 +33,7 @@ from holdfast.sinks.sql.values import check_values
 from holdfast.traits import SinkTraits
 
 
-class TableSink(ABC):
+class TableSink(Repairs, Audits, Ownership, Sink):
     """A table as a sink. See contract.Sink.
 
     Attributes:
@@ -51,16 +51,6 @@ class TableSink(ABC):
     def dialect(self) -> Dialect:
         """The database and its place."""
 
-    @property
-    @abstractmethod
-    def where(self) -> str:
-        """How messages name the target."""
-
-    @property
-    @abstractmethod
-    def traits(self) -> SinkTraits:
-        """See Sink.traits."""
-
     def traits_of(
         self,
         kind: str,
@@ -75,14 +65,7 @@ class TableSink(ABC):
             place=place,
             secrets=secrets,
             keyed=self.key is not None,
-            immediate=self.tags_rows,
-            repairs=True,
-            audits=True,
-            merges=True,
             exclusive=self.key is not None,
-            checks_owner=True,
-            remembers_owner=True,
-            probes=True,
         )
 
     @property
@@ -91,18 +74,16 @@ class TableSink(ABC):
         return self.delivery == "idempotent"
 
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.check."""
         self._check_delivery(schema)
         check_table_name(self.where, self.dialect, self.table)
         check_key(self.where, schema, upsert_key, self.key)
         check_columns(self.where, self.dialect, schema)
 
     def prepare(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.prepare."""
         self._set_up(schema, upsert_key, keep=True)
 
     def probe(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> str:
-        """See ProbingSink.probe. It does what `prepare` does, and rolls it back."""
+        """It does what `prepare` does, and rolls it back."""
         self.check(schema, upsert_key)
         try:
             self.dialect.identity()
@@ -133,16 +114,13 @@ class TableSink(ABC):
         return existed
 
     def accept(self, batch: pa.RecordBatch) -> None:
-        """See Sink.accept."""
         check_null_keys(self.where, self.key, batch)
         check_values(self.where, batch)
 
     def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> SqlTarget:
-        """See Sink.open."""
         return SqlTarget(self, job_uuid, writer, claim=claim)
 
     def holding(self, job_uuid: str, name: str) -> Holding:
-        """See HeldSink.holding."""
         with translated(self.dialect, self.where), closing(self.dialect.connect("read")) as db:
             s = Session(self.dialect, db)
 
@@ -154,13 +132,12 @@ class TableSink(ABC):
 
             return s.at_one_moment(look)
 
-    def immediate(self) -> ImmediateSink:
-        """See IdempotentSink.immediate."""
-        assert self.tags_rows, "other rows keep no tags"
-        return ImmediateTable(self)
+    @property
+    def immediate(self) -> ImmediateSink | None:
+        return ImmediateTable(self) if self.tags_rows else None
 
     def check_owner(self, job_uuid: str | None, name: str) -> None:
-        """See OwnedSink.check_owner. Refuse also what this sink of this job has written immediately until now."""
+        """Refuse also what this sink of this job has written immediately until now."""
         if self.tags_rows:
             immediate.refuse_fenced(self, job_uuid, name)
         with translated(self.dialect, self.where), closing(self.dialect.connect("read")) as db:
@@ -168,15 +145,12 @@ class TableSink(ABC):
             s.at_one_moment(lambda: claims.refuse_namesake(s, self, (job_uuid or "", name)))
 
     def plan_repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
-        """See RepairableSink.plan_repair."""
         return plan_repair(self, rewinding, schema)
 
     def repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
-        """See RepairableSink.repair."""
         return repair(self, rewinding, schema)
 
     def contents(self, query: AuditQuery) -> TargetContents:
-        """See AuditableSink.contents."""
         return audit.contents(self, query)
 
     def _check_delivery(self, schema: pa.Schema) -> None:
@@ -212,14 +186,13 @@ class TableSink(ABC):
 
 
 @dataclass(frozen=True)
-class ImmediateTable:
+class ImmediateTable(Ownership, ImmediateSink):
     """A table with delivery="idempotent" where the plan found that it may be written immediately."""
 
     table: TableSink
 
     @property
     def key(self) -> tuple[str, ...] | None:
-        """See Sink.key."""
         return self.table.key
 
     @property
@@ -229,31 +202,24 @@ class ImmediateTable:
 
     @property
     def traits(self) -> SinkTraits:
-        """See Sink.traits; recorded shapes of jobs know this kind, those of earlier versions without a place."""
+        """Recorded shapes of jobs know this kind, those of earlier versions without a place."""
         return SinkTraits(
             kind=f"{IMMEDIATE}{self.table.traits.kind}",
             local_paths=self.table.traits.local_paths,
             place=self.table.traits.place,
             secrets=self.table.traits.secrets,
             keyed=True,
-            immediate=True,
             exclusive=True,
-            checks_owner=True,
-            remembers_owner=True,
-            probes=True,
         )
 
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.check."""
         self.table.check(schema, upsert_key)
 
     def prepare(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.prepare."""
         self.table.prepare(schema, upsert_key)
         immediate.prepare_fence(self.table)
 
     def probe(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> str:
-        """See ProbingSink.probe."""
         return self.table.probe(schema, upsert_key)
 
     def check_owner(self, job_uuid: str | None, name: str) -> None:
@@ -261,21 +227,17 @@ class ImmediateTable:
         immediate.refuse_delivered(self.table, job_uuid, name)
 
     def accept(self, batch: pa.RecordBatch) -> None:
-        """See Sink.accept."""
         self.table.accept(batch)
 
     def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> SqlTarget:
-        """See Sink.open; nothing is ever staged for it."""
+        """Nothing is ever staged for it."""
         return self.table.open(job_uuid, writer, claim)
 
     def holding(self, job_uuid: str, name: str) -> Holding:
-        """See HeldSink.holding."""
         return self.table.holding(job_uuid, name)
 
     def open_immediate(self, owner: Owner) -> ImmediateTarget:
-        """See ImmediateSink.open_immediate."""
         return immediate.ImmediateSqlTarget(self.table, owner)
 
     def written(self, job_uuid: str, sink: str) -> tuple[Written, ...]:
-        """See ImmediateSink.written."""
         return immediate.written(self.table, job_uuid, sink)

@@ -18,7 +18,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from holdfast.errors import ConfigError
-from holdfast.sinks.contract.sink import OP
+from holdfast.sinks.contract.target import OP
 from holdfast.sinks.sql.dialect import Column, Dialect
 from holdfast.sinks.sql.session import Session
 
@@ -48,7 +48,7 @@ class SqlTable(Protocol):
         """Whether every row carries its tag."""
 
     def accept(self, batch: pa.RecordBatch) -> None:
-        """See Sink.accept."""
+        """Refuse rows that the table can never take."""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from holdfast.errors import Unavailable
 from holdfast.model import Tag, Writer
 from holdfast.sinks.contract.owners import NEVER, Claim, check_continues
 from holdfast.sinks.contract.phrases import NOTHING, READS_TAG
-from holdfast.sinks.contract.sink import (
+from holdfast.sinks.contract.target import (
     DELETE,
     OP,
     PUT,
@@ -36,7 +36,9 @@ from holdfast.sinks.contract.sink import (
     Delivered,
     EpochOutput,
     Fault,
+    Merges,
     Outcome,
+    Target,
     already,
     no_fault,
 )
@@ -50,7 +52,7 @@ from holdfast.sinks.sql.session import Session
 from holdfast.sinks.sql.table import SqlTable
 
 
-class SqlTarget:
+class SqlTarget(Merges, Target):
     """One writer's access to the table. See contract.Target."""
 
     def __init__(
@@ -61,16 +63,13 @@ class SqlTarget:
         self._connection = WriterConnection(sink, self._where)
 
     def delivered(self) -> Tag | None:
-        """See Target.delivered."""
         with self._connection.session() as s:
             return self._look(s)
 
     def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch], known: Tag | None = None) -> Outcome:
-        """See Target.deliver."""
         return self.deliver_together([EpochOutput(tag, batches)], known)
 
     def deliver_together(self, epochs: Sequence[EpochOutput], known: Tag | None = None) -> Outcome:
-        """See MergingTarget.deliver_together."""
         first, last = epochs[0].tag, epochs[-1].tag
         with self._connection.session() as s:
             standing = self._look(s)
@@ -99,7 +98,6 @@ class SqlTarget:
             return Delivered(sum(rows))
 
     def forget(self, through: Tag) -> None:
-        """See Target.forget."""
         with self._connection.session() as s:
             s.dialect.begin_write(s.db)
             self._check_owner(s, hold=True)
@@ -109,7 +107,6 @@ class SqlTarget:
             s.commit()
 
     def close(self) -> None:
-        """See Target.close."""
         self._connection.close()
 
     def _look(self, s: Session) -> Tag | None:

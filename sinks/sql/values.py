@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.errors import ConfigError
-from holdfast.sinks.contract.sink import OP
+from holdfast.sinks.contract.target import OP
 from holdfast.sinks.json_values.nested import all_finite, is_nested, text_of_time, texts
 from holdfast.sinks.json_values.rows import has_form
 

@@ -28,9 +28,9 @@ from typing import TypeVar, cast
 
 import pyarrow as pa
 
-from holdfast.errors import ConfigError, Damaged, HoldfastError, Unavailable
-from holdfast.sinks.contract.phrases import NOTHING, READS_TAG, UNKNOWN, persists
-from holdfast.sinks.sql.dialect import Column, Connection, Limits, Purpose, TemporaryTable, Upsert, on_conflict
+from holdfast.errors import HoldfastError
+from holdfast.sinks.contract.phrases import NO_ROW, broken, full, never_takes, refused, unknown
+from holdfast.sinks.sql.dialect import Column, Connection, Dialect, Limits, Purpose, TemporaryTable, Upsert, on_conflict
 from holdfast.sinks.sql.values import TIMESTAMP, Value, is_text
 from holdfast.sinks.sqlite import file, queue
 
@@ -78,10 +78,19 @@ _REFUSED = {
     sqlite3.SQLITE_AUTH,
     sqlite3.SQLITE_ERROR,
 }
+_HELD = unknown("find the process that holds the file, and check the disk's free space and its health")
+_FULL = full("the disk of the file", "free space on the disk of this file")
+_BROKEN = broken("restore the file from a backup (sqlite3 FILE .recover saves what it can), then rewind the job")
+_REFUSES = refused(
+    "SQLite refuses the delivery",
+    "for a duplicate key give the sink key=[...], so that rows replace each other; else compare the table with the "
+    "stream's columns, and check its constraints and the file's permissions. " + never_takes("table"),
+    NO_ROW,
+)
 
 
 @dataclass(frozen=True)
-class SQLiteDialect:
+class SQLiteDialect(Dialect):
     """The SQLite file at a path. See sql.dialect.Dialect."""
 
     path: str
@@ -102,47 +111,38 @@ class SQLiteDialect:
     errors = sqlite3.Error
 
     def quoted(self, name: str) -> str:
-        """See Dialect.quoted."""
         return _quoted(name)
 
     def folded(self, name: str) -> str:
-        """See Dialect.folded. SQLite takes ASCII letters alone as equal in upper and lower case."""
+        """SQLite takes ASCII letters alone as equal in upper and lower case."""
         return "".join(letter.lower() if letter.isascii() else letter for letter in name)
 
     def table(self, name: str) -> str:
-        """See Dialect.table."""
         return f"main.{self.quoted(name)}"
 
     def own(self, name: str) -> str:
-        """See Dialect.own."""
         return f"main.{name}"
 
     def temporary(self, name: str) -> str:
-        """See Dialect.temporary."""
         return f"temp.{name}"
 
     def mark(self, place: int) -> str:
-        """See Dialect.mark."""
         return "?"
 
     def declared(self, kind: pa.DataType) -> str | None:
-        """See Dialect.declared."""
         return next((name for fits, name in _TYPES if fits(kind)), None)
 
     def holds(self, column: Column, declared: str) -> bool:
-        """See Dialect.holds."""
         return affinity(column.declared) == declared
 
     def bound(self, column: Column, value: Value) -> object:
-        """See Dialect.bound."""
         return NAN if _is_nan(value) else value
 
     def readable(self, alias: str, column: Column) -> str:
-        """See Dialect.readable."""
         return f"{alias}.{self.quoted(column.name)}"
 
     def row_json(self, alias: str, columns: Sequence[Column]) -> str:
-        """See Dialect.row_json. SQLite's own text of one real in some thousands reads back as another one."""
+        """SQLite's own text of one real in some thousands reads back as another one."""
         members = []
         for column in sorted(columns, key=lambda column: column.name):
             value = self.readable(alias, column)
@@ -155,18 +155,15 @@ class SQLiteDialect:
         return "'{' || " + " || ',' || ".join(members) + " || '}'" if members else "'{}'"
 
     def kind_of(self, db: Connection, name: str) -> str | None:
-        """See Dialect.kind_of."""
         kinds = "SELECT type FROM main.sqlite_master WHERE lower(name) = lower(?) ORDER BY type <> 'table'"
         found = db.execute(kinds, (name,)).fetchone()
         return None if found is None else str(found[0])
 
     def columns(self, db: Connection, table: str) -> list[Column]:
-        """See Dialect.columns."""
         found = db.execute("SELECT name, type, pk, \"notnull\" FROM pragma_table_info(?, 'main')", (table,))
         return [Column(name, declared, place, not strict) for name, declared, place, strict in found]
 
     def loosely_compared(self, db: Connection, table: str) -> dict[str, str]:
-        """See Dialect.loosely_compared."""
         found = db.execute(
             "SELECT x.name, x.coll FROM pragma_index_list(?, 'main') l JOIN pragma_index_xinfo(l.name, 'main') x "
             "WHERE l.origin = 'pk' AND x.key AND upper(x.coll) <> 'BINARY'",
@@ -175,31 +172,28 @@ class SQLiteDialect:
         return {name: f"{collation}, needed is BINARY" for name, collation in found}
 
     def check_rights(self, db: Connection, where: str, table: str, own: Sequence[str], keyed: bool) -> None:
-        """See Dialect.check_rights. Who may write the file may do everything."""
+        """Who may write the file may do everything."""
 
     def row_number(self, db: Connection, table: str) -> str | None:
-        """See Dialect.row_number. A rowid has three names, each of which a column may hide."""
+        """A rowid has three names, each of which a column may hide."""
         taken = {self.folded(column.name) for column in self.columns(db, table)}
         without = db.execute("SELECT wr FROM pragma_table_list(?) WHERE schema = 'main'", (table,)).fetchone()
         return next((n for n in _ROW_NUMBERS if n not in taken), None) if without and not without[0] else None
 
     def numbering(self, db: Connection) -> object:
-        """See Dialect.numbering. VACUUM raises the version of the schema."""
+        """VACUUM raises the version of the schema."""
         return db.execute("PRAGMA schema_version").fetchone()[0]
 
     def create_temporary(self, db: Connection, table: TemporaryTable) -> None:
-        """See Dialect.create_temporary."""
         columns = [f"{self.quoted(column.name)} {column.declared}" for column in table.columns]
         if table.key:
             columns.append(f"PRIMARY KEY ({', '.join(map(self.quoted, table.key))})")
         db.execute(f"CREATE TABLE {table.name} ({', '.join(columns)}){' WITHOUT ROWID' if table.key else ''}")
 
     def clear(self, db: Connection, table: TemporaryTable) -> None:
-        """See Dialect.clear."""
         db.execute(f"DELETE FROM {table.name}")
 
     def load(self, db: Connection, table: TemporaryTable, rows: Iterable[tuple[Value, ...]]) -> None:
-        """See Dialect.load."""
         reals = [place for place, column in enumerate(table.columns) if affinity(column.declared) == "REAL"]
         if reals:
             rows = (_with_nan_as_text(row, reals) for row in rows)
@@ -207,41 +201,34 @@ class SQLiteDialect:
         db.executemany(f"{verb} INTO {table.name} VALUES ({marks})", rows)
 
     def upsert(self, db: Connection, put: Upsert) -> int:
-        """See Dialect.upsert."""
         return db.execute(on_conflict(self, put), put.values).rowcount
 
     def check_place(self, where: str) -> None:
-        """See Dialect.check_place."""
         file.check_place(where, self.path)
 
     def identity(self) -> tuple[int, int]:
-        """See Dialect.identity."""
         return file.identity(self.path)
 
     def connect(self, purpose: Purpose) -> Connection:
-        """See Dialect.connect. One that delivers opens the file in turn with other writers."""
+        """One that delivers opens the file in turn with other writers."""
         if purpose == "deliver":
             return queue.in_turn(self.path, lambda: file.connect(self.path, "rw"))
         return file.connect(self.path, "rwc" if purpose == "create" else "rw")
 
     def look(self, db: Connection, work: Callable[[], T]) -> T:
-        """See Dialect.look: while another writer commits, no reader gets in."""
+        """While another writer commits, no reader gets in."""
         return queue.read(cast(sqlite3.Connection, db), self.path, file.BUSY_TIMEOUT_MS, work)
 
     def begin_schema(self, db: Connection) -> None:
-        """See Dialect.begin_schema."""
         self.begin_write(db)
 
     def begin_write(self, db: Connection) -> None:
-        """See Dialect.begin_write."""
         queue.begin(cast(sqlite3.Connection, db), self.path, file.BUSY_TIMEOUT_MS)
 
     def begin_read(self, db: Connection) -> None:
-        """See Dialect.begin_read."""
         db.execute("BEGIN")
 
     def meaning_of(self, where: str, error: Exception) -> HoldfastError | None:
-        """See Dialect.meaning_of."""
         return meaning_of(where, error)
 
 
@@ -281,33 +268,11 @@ def meaning_of(where: str, error: Exception) -> HoldfastError | None:
     extended = getattr(error, "sqlite_errorcode", None)
     code = None if extended is None else extended & 0xFF
     if code == sqlite3.SQLITE_FULL:
-        return Unavailable(
-            f"{where}: the disk of the file is full ({error})",
-            not_done=UNKNOWN,
-            next_step="free space on the disk of this file; delivery retries automatically; no epoch is skipped",
-        )
+        return _FULL(where, str(error))
     if code in AGAIN:
-        return Unavailable(
-            f"{where}: {error}",
-            not_done=UNKNOWN,
-            next_step=persists(
-                READS_TAG,
-                "find the process that holds the file, and check the disk's free space and its health",
-            ),
-        )
+        return _HELD(where, str(error))
     if code in BROKEN:
-        return Damaged(
-            f"{where}: {error}",
-            not_done=NOTHING,
-            next_step="restore the file from a backup (sqlite3 FILE .recover saves what it can), then rewind the job",
-        )
+        return _BROKEN(where, str(error))
     if code in _REFUSED:
-        return ConfigError(
-            f"{where}: SQLite refuses the delivery: {error}",
-            not_done="no row of this epoch was written, nor of any later one",
-            next_step="for a duplicate key give the sink key=[...], so that rows replace each other; else compare "
-            "the table with the stream's columns, and check its constraints and the file's permissions. Rows that "
-            "the table can never take stay first in line: correct the job, and leave them behind with holdfast rewind "
-            "JOB.py --to-epoch N --apply, where N is the epoch that was last delivered (holdfast status JOB)",
-        )
+        return _REFUSES(where, str(error))
     return None

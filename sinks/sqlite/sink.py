@@ -67,7 +67,6 @@ class SQLite(TableSink):
 
     @property
     def dialect(self) -> SQLiteDialect:
-        """See TableSink.dialect."""
         return SQLiteDialect(self.path)
 
     @property
@@ -77,5 +76,4 @@ class SQLite(TableSink):
 
     @property
     def traits(self) -> SinkTraits:
-        """See Sink.traits."""
         return self.traits_of("SQLite", {"path": self.path, "table": self.table}, (self.path,))

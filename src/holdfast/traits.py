@@ -1,14 +1,13 @@
-"""What a source or a sink can do, as data.
+"""What a source or a sink is, as data.
 
-The runtime decides by these values what it may ask of a connector, never by its class or by the methods that it
-happens to have. They are known before anything is opened, so a job that needs what a connector lacks is refused when
-it is planned.
+The runtime decides by these values what it does with a connector, never by its class. They are known before anything is
+opened, so a job that needs what a connector lacks is refused when it is planned. What a connector can do is not here:
+its base class has a method or a property for that.
 
 Invariants
     - `local_paths` has no default: a connector that does not state it cannot be planned with.
-    - A connector has every method that its traits name; `missing` finds those that it lacks.
 
-Pure: no clock, thread or I/O. Source: docs/design/0032-connectors.md.
+Pure: no clock, thread or I/O. Source: docs/design/0032-connectors.md, 0125-capabilities-of-connectors.md.
 """
 
 from __future__ import annotations
@@ -54,18 +53,14 @@ class Endless:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceTraits(Traits):
-    """What a source can do."""
+    """What a source is."""
 
     replayable: bool = True
     """Reading a partition at the same offset again gives the same records. Other sources are refused."""
     endless: Endless | None = None
     """Why `end_offsets` is no end that a run could read to; None: it is one."""
-    sparse: bool = False
-    """Single records may go away while others before them stay; the open source has `whole_from`."""
     partitioned_by: tuple[str, ...] = ()
     """Columns whose values choose a record's partition; empty: unknown."""
-    tells_time: bool = False
-    """The open source has `watermark`: it knows more about event time than its records show."""
     paced: bool = False
     """Records appear over time at a rate. `unpaced` gives the source that has all of them already, and the open source
     has `appeared`."""
@@ -73,12 +68,8 @@ class SourceTraits(Traits):
     """It is read from a copy in the job's folder, which the first start of a job makes: `in_folder`, `copied`."""
     copies: str = "rows"
     """With `copied`: what is copied, for messages."""
-    captured: bool = False
-    """The log that it reads is filled by a process of its own, `holdfast capture`: `capture`."""
     captures: Mapping[str, str] = field(default_factory=dict)
-    """With `captured`: where the table is whose changes fill the log, as `place` of a sink that writes to it."""
-    publishes: bool = False
-    """It shows the positions of completed checkpoints where tools of its own system look for them: `publisher`."""
+    """Of a captured log: where the table is whose changes fill the log, as `place` of a sink that writes to it."""
     finds: bool = False
     """It finds by itself what it reads, so that may be what a sink of the job writes: `would_read`."""
     removes_old: bool = False
@@ -93,35 +84,17 @@ class SourceTraits(Traits):
 
 @dataclass(frozen=True, kw_only=True)
 class SinkTraits(Traits):
-    """What a sink can do. A delivery is always atomic with its tag."""
+    """What a sink is. A delivery is always atomic with its tag."""
 
     keyed: bool = False
     """A row replaces the one with its key, also a row of an append stream. A changelog keeps all of them."""
-    repairs: bool = False
-    """A rewind can take its output back: `plan_repair`, `repair`."""
-    audits: bool = False
-    """Its target can be read back: `shown`."""
-    immediate: bool = False
-    """It may be written before the commit, as every row keeps its tag: `immediate`."""
     repeats: bool = False
-    """With `immediate`: rows keep no tag. It is always written before the commit, from any place in the job, and rows
-    come again after a failure."""
-    merges: bool = False
-    """Its targets take several epochs in one transaction: `deliver_together`."""
+    """With `Sink.immediate`: rows keep no tag. It is always written before the commit, from any place in the job, and
+    rows come again after a failure."""
     exclusive: bool = False
     """Its target belongs to one sink of one job: two sinks with the same place are refused."""
-    checks_owner: bool = False
-    """It refuses a target that holds another job's output under its name: `check_owner`."""
-    remembers_owner: bool = False
-    """Its target remembers which driver last took it over: `holding`."""
     commits_once: bool = False
     """One commit shows an epoch's output of all its writers: the first of them delivers it, under its own tag."""
-    uploads: bool = False
-    """With `commits_once`: writers put large output into its target before it is committed: `uploader`."""
-    probes: bool = False
-    """What a start would find in its target can be seen beforehand: `probe`."""
-    transacts: bool = False
-    """A writer that dies may leave a transaction open, which hides later records from readers: `transactions`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,48 +112,9 @@ class Library:
     version: str | None = None
 
 
-_SOURCE = ("traits", "schema", "row_type", "where", "check", "open")
-_SINK = ("traits", "key", "where", "check", "prepare", "accept", "open")
-_BY_TRAIT: Mapping[str, tuple[str, ...]] = {
-    "paced": ("unpaced",),
-    "copied": ("in_folder", "copied"),
-    "captured": ("capture",),
-    "publishes": ("publisher",),
-    "finds": ("would_read",),
-    "repairs": ("plan_repair", "repair"),
-    "audits": ("contents",),
-    "immediate": ("immediate",),
-    "repeats": ("immediate",),
-    "checks_owner": ("check_owner",),
-    "remembers_owner": ("holding",),
-    "uploads": ("uploader",),
-    "probes": ("probe",),
-    "transacts": ("transactions",),
-}
-
-
 def local(*paths: str) -> tuple[str, ...]:
     """Return those of the paths and URLs under which another machine or process would find something else."""
     return tuple(path for path in paths if "://" not in path or path.startswith(("file://", "memory://")))
-
-
-def not_a(side: str, given: object) -> str | None:
-    """Return why an object cannot be planned with as a "source" or a "sink"; None if it can."""
-    required = _SOURCE if side == "source" else _SINK
-    if given is None:
-        return f"no {side} is given"
-    lacking = list(missing(given, required))
-    if len(lacking) == len(required) or isinstance(given, type):
-        return f"{given!r} is not a {side}"
-    if lacking:
-        return f"{given!r} is not a {side}: it has no {', '.join(lacking)}"
-    traits = given.traits  # type: ignore[attr-defined]
-    if not isinstance(traits, SourceTraits if side == "source" else SinkTraits):
-        return f"{given!r} is not a {side}: its traits are {traits!r}"
-    for trait, methods in _BY_TRAIT.items():
-        if getattr(traits, trait, False) and (lacking := list(missing(given, methods))):
-            return f"{given!r} has the trait {trait!r}, but no {', '.join(lacking)}"
-    return None
 
 
 def missing(given: object, names: Iterable[str]) -> Iterable[str]:

@@ -42,7 +42,7 @@ class _Side:
             raise hf.ConfigError(f"{self.where} cannot be read: {error}", next_step="create it") from error
 
 
-class Pages(_Side):
+class Pages(_Side, hc.Source, hc.OpenSource):
     """The side that is read; one partition, its offsets are the numbers of the rows."""
 
     row_type: type | None = None
@@ -76,16 +76,8 @@ class Pages(_Side):
         rows = self.load()["rows"][offset : offset + max(1, max_bytes // 100)]
         return (pa.RecordBatch.from_pylist(rows, self.schema) if rows else None), offset + len(rows)
 
-    def reader(self, partition: int, offset: int, ahead: hc.Ahead) -> hc.PartitionReader:
-        return hc.direct_reader(self, partition, offset)
 
-    def ended(self, partition: int, offset: int) -> bool:
-        return False
-
-    def close(self) -> None: ...
-
-
-class Pen(_Side):
+class Pen(_Side, hc.Sink):
     """The side that is written: the rows and the tag of an epoch replace the file together."""
 
     key = None
@@ -102,8 +94,6 @@ class Pen(_Side):
         if not os.path.exists(self.path):
             self.save({"uuid": uuid.uuid4().hex, "rows": [], "tags": {}})
 
-    def accept(self, batch: pa.RecordBatch) -> None: ...
-
     def open(self, job_uuid: str, writer: hc.Writer, claim: hc.Claim | None = None) -> Line:
         return Line(self, f"{job_uuid}/{writer.sink}/{writer.subtask}")
 
@@ -115,7 +105,7 @@ class Pen(_Side):
         os.replace(f"{self.path}.new", self.path)
 
 
-class Line:
+class Line(hc.Target):
     """One writer's way into the notebook."""
 
     def __init__(self, pen: Pen, name: str) -> None:
@@ -137,7 +127,3 @@ class Line:
             contents["tags"][self._name] = [tag.timeline, tag.epoch]
             self._pen.save(contents)
             return hc.Delivered(len(rows))
-
-    def forget(self, through: hc.Tag) -> None: ...
-
-    def close(self) -> None: ...

@@ -28,8 +28,8 @@ from holdfast.runtime.driver.background.compactions import Compactions
 from holdfast.runtime.driver.deployment import recent_cuts
 from holdfast.runtime.driver.events import Moment, Tick
 from holdfast.runtime.driver.partitions import deployed
-from holdfast.runtime.driver.rewinding import no_way_back
-from holdfast.runtime.driver.state import Listing
+from holdfast.runtime.driver.requests import no_way_back
+from holdfast.runtime.driver.state import Listing, Master
 from holdfast.runtime.inspect import checkpoints
 from holdfast.runtime.inspect.stored import checkpoint_of
 from holdfast.runtime.job import status

@@ -17,7 +17,7 @@ from virtual_time import VirtualTime
 
 from holdfast.checkpoint.repository import read_each
 from holdfast.model import Epoch, ObjectRef, Subtask, Tag, Timeline, Writer
-from holdfast.sinks.contract.sink import Upload, UploadedOutput
+from holdfast.sinks.contract.target import Upload, UploadedOutput
 from holdfast.sinks.log.sink import LogTarget, placed
 from holdfast.sinks.log.uploads import LogUploader
 from holdfast.sinks.protocol.staging import decode, encode, staged_schema

@@ -21,7 +21,7 @@ import holdfast as hf
 from holdfast.model import Epoch, Generation, JobUuid, SnapshotHandle, SourcePosition, Subtask, Timeline, WorkerId
 from holdfast.runtime.formats.json_lines import JsonLines
 from holdfast.runtime.plan.ahead import Ahead, DirectReader, Read
-from holdfast.runtime.plan.source import PartitionReader
+from holdfast.runtime.plan.source import OpenSource, PartitionReader, Source
 from holdfast.runtime.testing.cluster import MemberPorts
 from holdfast.runtime.testing.lanes import VirtualClock
 from holdfast.runtime.wire import messages as m
@@ -45,7 +45,7 @@ PLACE = KafkaPlace("nowhere.example:9092", "passed")
 
 
 @dataclass
-class Pieces:
+class Pieces(Source, OpenSource):
     """A topic whose reads give so many records each, up to an end; a source and its connection."""
 
     rows: int = 1
@@ -59,8 +59,6 @@ class Pieces:
         self._lines = JsonLines(self.schema, "ms")
         self._values = pa.array([VALUE % n for n in range(max(ROWS))], pa.binary())
 
-    def check(self) -> None: ...
-    def close(self) -> None: ...
     def open(self) -> Pieces:
         return self
 
@@ -78,9 +76,6 @@ class Pieces:
 
     def retention_start(self, partition: int) -> int:
         return 0
-
-    def ended(self, partition: int, offset: int) -> bool:
-        return False
 
     def reader(self, partition: int, offset: int, ahead: Ahead) -> PartitionReader:
         return DirectReader(self._found, offset)

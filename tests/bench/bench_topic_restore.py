@@ -15,7 +15,7 @@ from virtual_time import VirtualTime
 from holdfast.model import CHANGELOG, EPOCH_MAX, NO_EPOCH, Epoch, Generation, Stretch, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.contract.changelogs import AsOf
 from holdfast.sinks.contract.owners import Claim
-from holdfast.sinks.contract.sink import OP
+from holdfast.sinks.contract.target import OP
 from holdfast.sinks.log.changelog import by_key_group
 from holdfast.sinks.log.compacting import TopicCompaction, When
 from holdfast.sinks.log.records import RecordsReader

@@ -13,7 +13,8 @@ import pyarrow as pa
 from harness import Bench
 
 from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
-from holdfast.sinks.contract.sink import Delivered, Sink
+from holdfast.sinks.contract.sink import Sink
+from holdfast.sinks.contract.target import Delivered
 from holdfast.sinks.log.sink import LogSink
 from holdfast.sinks.protocol.staging import Stage, decode
 from holdfast.sinks.sqlite.sink import SQLite

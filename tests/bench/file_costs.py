@@ -14,7 +14,8 @@ from holdfast.model import Epoch, JobUuid, Subtask, Tag, Timeline, Writer
 from holdfast.runtime.sources.files.catalogue import FILES_PER_LISTING, Catalogue, Entry, Head
 from holdfast.runtime.sources.files.formats import Format
 from holdfast.runtime.sources.files.reading import OpenFiles
-from holdfast.sinks.contract.sink import Delivered, Sink
+from holdfast.sinks.contract.sink import Sink
+from holdfast.sinks.contract.target import Delivered
 from holdfast.storage.folders import Found, ReadFile
 from holdfast.storage.objects import MemoryObjects
 

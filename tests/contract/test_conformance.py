@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,14 @@ from iceberg_tables import FolderCatalog
 from kafka_server import KafkaServer
 from kafka_topics import KafkaTopic
 from redis_server import RedisServer
+from sinks_around import TargetAround
 from sql_places import SqlPlace, delivery_of, place_of
 
 import holdfast as hf
-from holdfast.runtime.plan.source import copied, in_folder
+from holdfast.model import Tag
 from holdfast.runtime.testing.tested_sink import KEY, SCHEMA, Row
-from holdfast.sinks.contract.sink import Fault, Sink, Target
+from holdfast.sinks.contract.sink import Sink
+from holdfast.sinks.contract.target import Fault, Outcome, Target
 from holdfast.sinks.log.sink import LogTarget
 from holdfast.sinks.memory.sink import MemorySink
 from holdfast.sinks.sql.target import SqlTarget
@@ -85,7 +87,7 @@ def topics_kit(kafka: KafkaServer, folder: Path) -> SourceKit:
     append()
     pattern = re.compile(re.escape(family) + "[.].*")
     source = hf.Kafka(kafka.servers, pattern, hf.JSON(NUMBERS)).source()
-    listed = copied(in_folder(source, str(folder / "job")), again=True)
+    listed = source.in_folder(str(folder / "job")).copied(again=True)
     return SourceKit(lambda: listed, append, add_partition)
 
 
@@ -153,16 +155,19 @@ def in_memory(keyed: bool) -> SinkKit:
     return SinkKit(lambda: sink, lambda: [tuple(row.values()) for row in sink.rows()], opened, travels=False)
 
 
-class _Reset:
+class _Reset(TargetAround):
     """A target whose faults end with it."""
 
-    def __init__(self, sink: MemorySink, target: Any) -> None:
-        self._sink, self._target = sink, target
-        self.delivered, self.deliver, self.forget = target.delivered, target.deliver, target.forget
+    def __init__(self, sink: MemorySink, target: Target) -> None:
+        super().__init__(target)
+        self._sink = sink
+
+    def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch], known: Tag | None = None) -> Outcome:
+        return self.inner.deliver(tag, batches, known)
 
     def close(self) -> None:
         self._sink.fault = lambda _: None
-        self._target.close()
+        super().close()
 
 
 def in_table(place: SqlPlace, key: tuple[str, ...] | None, delivery: str) -> SinkKit:

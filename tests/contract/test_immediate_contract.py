@@ -18,8 +18,9 @@ from sql_places import SqlPlace, place_of
 
 from holdfast.errors import ConfigError, Fenced, Unavailable
 from holdfast.model import Generation, Timeline
-from holdfast.sinks.contract.immediate import ImmediateSink, ImmediateTarget, Origin, Owner, Written
-from holdfast.sinks.contract.sink import DELETE, OP, PUT, Fault, FaultPoint, no_fault
+from holdfast.sinks.contract.immediate import ImmediateTarget, Origin, Owner, Written
+from holdfast.sinks.contract.sink import ImmediateSink
+from holdfast.sinks.contract.target import DELETE, OP, PUT, Fault, FaultPoint, no_fault
 from holdfast.sinks.memory.immediate import ImmediateTable
 from holdfast.sinks.sql.immediate import ImmediateSqlTarget
 from holdfast.sinks.sqlite.sink import SQLite
@@ -83,7 +84,7 @@ class TableWorld:
     def __init__(self, place: SqlPlace) -> None:
         self._place = place
         self._table = place.sink("users", KEY, "idempotent")
-        sink = self._table.immediate()
+        sink = self._table.immediate
         assert sink is not None
         self.sink = sink
         self.sink.prepare(SCHEMA, KEY)
@@ -341,11 +342,11 @@ def _last(changes: list[tuple[int, str | None, int]]) -> dict[int, str | None]:
 class TestChoice:
     def test_a_table_that_keeps_tags_can_be_written_immediately(self) -> None:
         table = SQLite("/data/out.db", "users", KEY, "idempotent")
-        immediate: ImmediateSink = table.immediate()
-        assert table.traits.immediate and immediate.traits.immediate and immediate.where == table.where
+        immediate = table.immediate
+        assert immediate is not None and immediate.immediate is immediate and immediate.where == table.where
 
     def test_a_table_without_tags_cannot_be_written_immediately(self) -> None:
-        assert not SQLite("/data/out.db", "users", KEY).traits.immediate
+        assert SQLite("/data/out.db", "users", KEY).immediate is None
 
 
 class WithoutTimeline(ImmediateTable):

@@ -526,8 +526,8 @@ class TestConsumerGroup:
         for partition in range(2):
             kafka.produce(topic, numbers(0, 10), partition)
         source = hf.Kafka(kafka.servers, topic, hf.JSON(NUMBERS), group="billing").source()
-        assert source.traits.publishes
-        publisher = source.publisher()
+        publisher = source.publishes
+        assert publisher is not None
         settings = {"bootstrap.servers": kafka.servers, "group.id": "billing", "enable.auto.commit": False}
         consumer = Consumer(settings)
         try:
@@ -549,7 +549,8 @@ class TestConsumerGroup:
         monkeypatch.setenv("KAFKA_PASSWORD", PASSWORD)
         kafka.allow(topic, "READ", "DESCRIBE")
         options = {**GUARDED, "sasl.password": hf.secret("env:KAFKA_PASSWORD")}
-        publisher = hf.Kafka(kafka.guarded, topic, hf.Raw(), options=options, group="billing").source().publisher()
+        publisher = hf.Kafka(kafka.guarded, topic, hf.Raw(), options=options, group="billing").source().publishes
+        assert publisher is not None
         with pytest.raises(NotAdmitted, match="Group authorization failed"):
             publisher.publish({0: 1})
         publisher.close()

@@ -19,7 +19,8 @@ from iceberg_tables import FolderCatalog
 from holdfast.errors import ConfigError, Damaged, Fenced
 from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.contract.owners import Claim, Held, Rival
-from holdfast.sinks.contract.sink import Delivered, FaultPoint, Rewinding
+from holdfast.sinks.contract.sink import Rewinding
+from holdfast.sinks.contract.target import Delivered, FaultPoint
 from holdfast.sinks.lakehouse.book import PREFIX
 
 JOB, THEIRS = "6f9b0f6e-0000-4000-8000-000000000001", "7a9b0f6e-0000-4000-8000-000000000002"

@@ -18,7 +18,8 @@ from holdfast.errors import ConfigError
 from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.contract.audited import AuditQuery
 from holdfast.sinks.contract.owners import Claim
-from holdfast.sinks.contract.sink import OP, PUT, Repair, Rewinding
+from holdfast.sinks.contract.sink import Repair, Rewinding
+from holdfast.sinks.contract.target import OP, PUT
 
 JOB = "6f9b0f6e-0000-4000-8000-000000000001"
 LEFT, RIGHT = Writer("out", Subtask(0)), Writer("out", Subtask(1))

@@ -50,7 +50,7 @@ from holdfast.runtime.testing import outages
 from holdfast.runtime.testing.outages import PASSWORD, SinkPromise, SourcePromise
 from holdfast.runtime.testing.tested_sink import KEY, SCHEMA, tag
 from holdfast.sinks.contract.immediate import Origin, Owner
-from holdfast.sinks.contract.sink import OP, PUT
+from holdfast.sinks.contract.target import OP, PUT
 from holdfast.sinks.kafka.changelog.reading import OpenKafkaChangelog
 from holdfast.sinks.kafka.changelog.sink import Brokers, KafkaChangelog
 from holdfast.storage.kafka.place import KafkaPlace
@@ -208,7 +208,7 @@ class TestImmediate:
             kept = sqlite(tmp_path, KEY, "idempotent")
             failing = FailingTable(kept.kit.sink(), kept.kit.rows, kept.outages)
         fails = getattr(failing.outages, how)
-        sink = failing.table.immediate()
+        sink = failing.table.immediate
         sink.prepare(SCHEMA, KEY)
         with closing(sink.open_immediate(Owner(JOB, "out", Generation(1), Timeline(1), "p"))) as target:
             target.fence({HERE: 0})

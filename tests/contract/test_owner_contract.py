@@ -27,7 +27,8 @@ from holdfast.errors import ConfigError, Damaged, Fenced, Unavailable
 from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.contract.immediate import ImmediateTarget, Origin, Owner
 from holdfast.sinks.contract.owners import NEVER, Claim, Held, Rival
-from holdfast.sinks.contract.sink import AlreadyDelivered, Delivered, Rewinding
+from holdfast.sinks.contract.sink import Rewinding
+from holdfast.sinks.contract.target import AlreadyDelivered, Delivered
 from holdfast.sinks.delta.sink import Delta
 from holdfast.sinks.files.sink import FilesSink
 from holdfast.sinks.http.sink import Http
@@ -199,13 +200,13 @@ class TestOwnersOfSeveralSinks:
 class TestOwner:
     def test_a_delivery_takes_over_the_target_and_records_its_owner(self, world: World) -> None:
         world.sink.open(JOB, LEFT, FIRST).deliver(tag(1), rows(1))
-        found = world.sink.holding(JOB, "out")
+        found = world.sink.ownership.holding(JOB, "out")
         assert (found.held, found.newest) == (Held("first", Generation(1)), tag(1))
 
     def test_a_successor_takes_over_from_an_owner_in_its_job_log(self, world: World) -> None:
         world.sink.open(JOB, LEFT, FIRST).deliver(tag(1), rows(1))
         assert world.sink.open(JOB, LEFT, SECOND).deliver(tag(2), rows(2)) == Delivered(1)
-        assert world.sink.holding(JOB, "out").held == Held("second", Generation(2))
+        assert world.sink.ownership.holding(JOB, "out").held == Held("second", Generation(2))
 
     def test_an_overtaken_owner_writes_nothing_more(self, world: World) -> None:
         first = world.sink.open(JOB, LEFT, FIRST)
@@ -250,7 +251,8 @@ class TestOwner:
         for known in (None, NEVER, tag(2)):
             with pytest.raises(Damaged, match="was copied or restored"):
                 copy.deliver(tag(300), rows(300), known)
-        assert world.numbers() == [1, 2] and world.sink.holding(JOB, "out").held == Held("first", Generation(1))
+        assert world.numbers() == [1, 2]
+        assert world.sink.ownership.holding(JOB, "out").held == Held("first", Generation(1))
 
     def test_a_common_owner_that_delivers_before_the_transaction_is_noticed(self, world: World) -> None:
         world.sink.open(JOB, LEFT, FIRST).deliver(tag(1), rows(1))
@@ -266,9 +268,9 @@ class TestOwner:
     def test_a_target_without_an_owner_is_taken_over(self, world: World) -> None:
         """An earlier version wrote it."""
         world.sink.open(JOB, LEFT).deliver(tag(1), rows(1))
-        assert world.sink.holding(JOB, "out").held is None
+        assert world.sink.ownership.holding(JOB, "out").held is None
         world.sink.open(JOB, LEFT, SECOND).deliver(tag(2), rows(2))
-        assert world.sink.holding(JOB, "out").held == Held("second", Generation(2))
+        assert world.sink.ownership.holding(JOB, "out").held == Held("second", Generation(2))
 
     def test_only_the_owner_can_drop_before_images(self, world: World) -> None:
         world.sink.open(JOB, LEFT, FIRST).deliver(tag(1), rows(1))
@@ -313,12 +315,12 @@ class TestTableWithAKey:
     ) -> None:
         place.ask("DROP TABLE holdfast_table")
         unknown = Rival(JOB, "out", Held("first", Generation(1)), certain=False)
-        assert world.sink.holding(THEIRS, "out").rival == unknown
-        assert world.sink.holding(JOB, "out").rival is None
+        assert world.sink.ownership.holding(THEIRS, "out").rival == unknown
+        assert world.sink.ownership.holding(JOB, "out").rival is None
         world.sink.prepare(SCHEMA, None)
-        assert world.sink.holding(THEIRS, "out").rival == unknown
+        assert world.sink.ownership.holding(THEIRS, "out").rival == unknown
         place.ask("DELETE FROM t")
-        assert world.sink.holding(THEIRS, "out").rival is None
+        assert world.sink.ownership.holding(THEIRS, "out").rival is None
 
 
 class TestTableWithoutAKey:
@@ -337,18 +339,18 @@ class TestTableWithoutAKey:
     @pytest.mark.parametrize("job", [JOB, THEIRS])
     def test_a_rewind_of_one_sink_leaves_the_rows_of_others(self, world: World, job: str) -> None:
         other = Writer("else", Subtask(0))
-        world.sink.check_owner(job, "else")
+        world.sink.ownership.check_owner(job, "else")
         world.sink.open(job, other, OTHER).deliver(tag(1), rows(7))
         world.sink.open(JOB, LEFT, FIRST).deliver(tag(2), rows(2))
         world.sink.open(job, other, OTHER).deliver(tag(2), rows(8))
         world.sink.repair(Rewinding(JOB, "out", tag(1, 2), (LEFT,), FIRST), SCHEMA, None)
         assert world.numbers() == [1, 7, 8]
-        world.sink.check_owner(JOB, "out")
+        world.sink.ownership.check_owner(JOB, "out")
 
     def test_a_sink_of_the_same_name_of_another_job_is_refused(self, world: World) -> None:
         for job in (None, THEIRS):
             with pytest.raises(ConfigError, match=f"holds rows of a sink 'out' of another job, {JOB}") as refused:
-                world.sink.check_owner(job, "out")
+                world.sink.ownership.check_owner(job, "out")
             assert "give this sink another name" in refused.value.next_step
         for claim in (OTHER, replace(OTHER, adopted=("first",))):
             with pytest.raises(Fenced, match=f"belongs to sink 'out' of another job, {JOB}"):
@@ -375,9 +377,9 @@ class TestTableWithoutAKey:
     ) -> None:
         place.ask("DROP TABLE holdfast_table")
         with pytest.raises(ConfigError, match=f"may hold rows of a sink 'out' of another job, {JOB}"):
-            world.sink.check_owner(THEIRS, "out")
-        world.sink.check_owner(THEIRS, "else")
-        world.sink.check_owner(JOB, "out")
+            world.sink.ownership.check_owner(THEIRS, "out")
+        world.sink.ownership.check_owner(THEIRS, "else")
+        world.sink.ownership.check_owner(JOB, "out")
 
 
 class TestRepair:
@@ -392,7 +394,7 @@ class TestRepair:
         to = Rewinding(JOB, "out", tag(1, 2), (LEFT,), SECOND)
         world.sink.repair(to, SCHEMA, None)
         assert world.numbers() == [1]
-        assert world.sink.holding(JOB, "out").held == Held("second", Generation(2))
+        assert world.sink.ownership.holding(JOB, "out").held == Held("second", Generation(2))
 
     def test_a_repair_undoes_what_a_common_owner_delivered_in_another_history(self, world: World) -> None:
         for epoch in (1, 2):
@@ -490,7 +492,7 @@ class ImmediateWorld:
 
     def open(self, claim: Claim, generation: int = 1, job: str = JOB) -> ImmediateTarget:
         owner = Owner(job, "out", Generation(generation), Timeline(1), "code", claim)
-        self._opened.append(self.world.sink.immediate().open_immediate(owner))
+        self._opened.append(self.world.sink.immediate.open_immediate(owner))
         return self._opened[-1]
 
     def fenced(self, claim: Claim, generation: int = 1, job: str = JOB) -> ImmediateTarget:
@@ -517,7 +519,7 @@ def immediate(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Immedi
         made = ImmediateWorld(World(table, lambda: sorted(row["n"] for row in table.rows()), back_up))
     else:
         world = in_table(place_of(request.param, tmp_path, request), ("n",), "idempotent")
-        world.sink.immediate().prepare(SCHEMA, None)
+        world.sink.immediate.prepare(SCHEMA, None)
         made = ImmediateWorld(world)
     yield made
     made.close()
@@ -526,7 +528,7 @@ def immediate(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Immedi
 class TestImmediateTarget:
     def test_a_fence_takes_the_target_over(self, immediate: ImmediateWorld) -> None:
         immediate.fenced(FIRST)
-        assert immediate.world.sink.immediate().holding(JOB, "out").held == Held("first", Generation(1))
+        assert immediate.world.sink.immediate.holding(JOB, "out").held == Held("first", Generation(1))
 
     def test_a_copy_of_the_job_with_the_same_generation_is_fenced(self, immediate: ImmediateWorld) -> None:
         second = immediate.fenced(SECOND, 2)
@@ -568,7 +570,7 @@ class TestImmediateTableOfAnotherSink:
     @pytest.fixture(params=["sqlite", "other", "postgres"])
     def immediate(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ImmediateWorld]:
         world = in_table(place_of(request.param, tmp_path, request), ("n",), "idempotent")
-        world.sink.immediate().prepare(SCHEMA, None)
+        world.sink.immediate.prepare(SCHEMA, None)
         made = ImmediateWorld(world)
         yield made
         made.close()

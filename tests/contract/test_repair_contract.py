@@ -23,22 +23,8 @@ from sql_places import SqlPlace, delivery_of, place_of
 
 from holdfast.errors import ConfigError, Fenced, Unavailable
 from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
-from holdfast.sinks.contract.sink import (
-    DELETE,
-    OP,
-    PUT,
-    Delivered,
-    EpochOutput,
-    Fault,
-    FaultPoint,
-    Repair,
-    Rewinding,
-    Sink,
-    Target,
-    merging,
-    no_fault,
-    repairable,
-)
+from holdfast.sinks.contract.sink import Repair, Rewinding, Sink
+from holdfast.sinks.contract.target import DELETE, OP, PUT, Delivered, EpochOutput, Fault, FaultPoint, Target, no_fault
 from holdfast.sinks.files import repair as files_repair
 from holdfast.sinks.files.commits import Commits, Stores
 from holdfast.sinks.files.format import OWN_FOLDER
@@ -294,9 +280,8 @@ def to(epoch: int, timeline: int = 2, writers: tuple[Writer, ...] = (LEFT, RIGHT
 
 
 def plan(world: World, rewinding: Rewinding) -> Repair:
-    sink = repairable(world.sink)
-    assert sink is not None
-    return sink.plan_repair(rewinding, SCHEMA, world.key)
+    assert world.sink.repairs is not None
+    return world.sink.repairs.plan_repair(rewinding, SCHEMA, world.key)
 
 
 def standing(world: World, *writers: Writer) -> list[Tag | None]:
@@ -339,7 +324,7 @@ class TestRewound:
     def test_epochs_that_were_delivered_together_are_undone_one_by_one(self, either: World, base: int) -> None:
         for writer in (LEFT, RIGHT):
             with closing(either.sink.open(JOB, writer)) as opened:
-                target = merging(either.sink, opened)
+                target = opened.merges
                 if target is None:
                     pytest.skip("missing: delivery of several epochs in one commit")
                 target.deliver_together(

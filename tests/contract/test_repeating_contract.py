@@ -14,8 +14,9 @@ from kafka_server import KafkaServer
 from kafka_topics import KafkaTopic
 
 from holdfast.model import Generation, Timeline
-from holdfast.sinks.contract.immediate import ANYWHERE, ImmediateSink, ImmediateTarget, Owner
-from holdfast.sinks.contract.sink import DELETE, OP, PUT
+from holdfast.sinks.contract.immediate import ANYWHERE, ImmediateTarget, Owner
+from holdfast.sinks.contract.sink import ImmediateSink
+from holdfast.sinks.contract.target import DELETE, OP, PUT
 from holdfast.sinks.kafka.repeating_sink import RepeatingKafka
 from holdfast.sinks.memory.repeating import RepeatingTable
 
@@ -142,8 +143,8 @@ class TestCrash:
 
 class TestSeam:
     def test_its_traits_say_that_it_repeats(self, appended: World) -> None:
-        traits = appended.sink.traits
-        assert (traits.immediate, traits.repeats, traits.repairs) == (True, True, False)
+        sink = appended.sink
+        assert sink.immediate is not None and sink.traits.repeats and sink.repairs is None
 
     def test_it_knows_of_no_partition_and_has_nothing_to_forget(
         self, appended: World, opened: list[ImmediateTarget]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -27,7 +27,8 @@ from sql_places import SqlPlace, delivery_of, place_of
 
 from holdfast.errors import AlreadyExists, ConfigError, Fenced, Unavailable
 from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
-from holdfast.sinks.contract.sink import (
+from holdfast.sinks.contract.sink import Sink
+from holdfast.sinks.contract.target import (
     DELETE,
     OP,
     PUT,
@@ -36,9 +37,7 @@ from holdfast.sinks.contract.sink import (
     EpochOutput,
     Fault,
     FaultPoint,
-    MergingTarget,
     Outcome,
-    Sink,
     Target,
     no_fault,
 )
@@ -528,7 +527,8 @@ def merging(request: pytest.FixtureRequest, make: Callable[[str, bool], World]) 
 
 
 def together(target: Target, *epochs: tuple[int, list[pa.RecordBatch]], known: Tag | None = None) -> Outcome:
-    return cast(MergingTarget, target).deliver_together([EpochOutput(tag(n), batches) for n, batches in epochs], known)
+    assert target.merges is not None
+    return target.merges.deliver_together([EpochOutput(tag(n), batches) for n, batches in epochs], known)
 
 
 DAN, ANNA = (4, 4.5, "dan"), (1, 9.0, "anna")

@@ -23,7 +23,8 @@ from sql_places import delivery_of, place_of
 from holdfast.errors import ConfigError, Fenced
 from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.contract.owners import Claim, Held, Rival
-from holdfast.sinks.contract.sink import Delivered, Rewinding
+from holdfast.sinks.contract.sink import Rewinding
+from holdfast.sinks.contract.target import Delivered
 
 JOB, THEIRS = "6f9b0f6e-0000-4000-8000-000000000001", "7a9b0f6e-0000-4000-8000-000000000002"
 LEFT, RIGHT, ELSE = Writer("out", Subtask(0)), Writer("out", Subtask(1)), Writer("else", Subtask(0))

@@ -18,7 +18,7 @@ from sql_places import place_of
 
 from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.contract.owners import Claim, Held, Holding
-from holdfast.sinks.contract.sink import Delivered
+from holdfast.sinks.contract.target import Delivered
 from holdfast.sinks.sql.session import Session
 
 JOB, SCHEMA = "6f9b0f6e-0000-4000-8000-000000000001", pa.schema([pa.field("n", pa.int64(), nullable=False)])

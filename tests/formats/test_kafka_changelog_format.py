@@ -20,7 +20,8 @@ from holdfast.errors import Damaged
 from holdfast.model import CHANGELOG, EPOCH_MAX, NO_EPOCH, Epoch, Generation, Stretch, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.contract.changelogs import AsOf, partitions_of
 from holdfast.sinks.contract.owners import Claim, Held
-from holdfast.sinks.contract.sink import DELETE, OP, PUT, Rewinding
+from holdfast.sinks.contract.sink import Rewinding
+from holdfast.sinks.contract.target import DELETE, OP, PUT
 from holdfast.sinks.kafka.changelog.reading import OpenKafkaChangelog
 from holdfast.sinks.kafka.changelog.sink import KafkaChangelog, TopicSink
 from holdfast.sinks.kafka.progress import Compacted

@@ -17,7 +17,7 @@ import pytest
 from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.contract.immediate import Origin, Owner
 from holdfast.sinks.contract.owners import Claim, Held, Holding, Rival
-from holdfast.sinks.contract.sink import DELETE, OP, PUT, Delivered
+from holdfast.sinks.contract.target import DELETE, OP, PUT, Delivered
 from holdfast.sinks.sqlite.sink import SQLite
 
 GOLDEN = Path(__file__).parent / "sql_tables.sql"
@@ -70,14 +70,14 @@ class TestTablesInASqlTarget:
 
     def test_an_immediate_table_equals_the_one_created_by_earlier_versions(self, tmp_path: Path) -> None:
         table = SQLite(tmp_path / "out.db", "hot", KEY, "idempotent")
-        sink = table.immediate()
+        sink = table.immediate
         assert sink is not None
         sink.prepare(SCHEMA, KEY)
         assert created(table) == golden_of(GOLDEN_AT_ONCE)
 
     def test_rows_of_an_immediate_table_have_the_tag_of_earlier_versions(self, tmp_path: Path) -> None:
         table = SQLite(tmp_path / "out.db", "Hot", KEY, "idempotent")
-        sink = table.immediate()
+        sink = table.immediate
         assert sink is not None
         sink.prepare(SCHEMA, KEY)
         schema = SCHEMA.append(pa.field(OP, pa.int8()))

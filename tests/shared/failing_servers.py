@@ -33,7 +33,8 @@ from holdfast.runtime.testing.source_kit import SourceKit
 from holdfast.runtime.testing.tested_sink import KEY, SCHEMA, Row, SinkKit
 from holdfast.sinks.contract.changelogs import AsOf
 from holdfast.sinks.contract.owners import Claim
-from holdfast.sinks.contract.sink import DELETE, OP, PUT, Fault, Sink, Target
+from holdfast.sinks.contract.sink import Sink
+from holdfast.sinks.contract.target import DELETE, OP, PUT, Fault, Target
 from holdfast.sinks.kafka.changelog.sink import KafkaChangelog
 from holdfast.sinks.kafka.target import KafkaTarget
 from holdfast.sinks.log.sink import LogTarget

@@ -9,7 +9,7 @@ from typing import Any
 
 from kafka_server import KafkaServer
 
-from holdfast.sinks.contract.sink import Fault, FaultPoint, no_fault
+from holdfast.sinks.contract.target import Fault, FaultPoint, no_fault
 from holdfast.sinks.kafka.progress import progress_topic
 from holdfast.sinks.kafka.sink import KafkaSink
 from holdfast.storage.kafka.place import KafkaPlace

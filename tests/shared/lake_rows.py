@@ -13,7 +13,8 @@ from iceberg_tables import FolderCatalog
 
 from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.contract.owners import Claim
-from holdfast.sinks.contract.sink import DELETE, OP, PUT, Delivered, FaultPoint, Repair, Rewinding
+from holdfast.sinks.contract.sink import Repair, Rewinding
+from holdfast.sinks.contract.target import DELETE, OP, PUT, Delivered, FaultPoint
 
 JOB, LEFT, RIGHT = "6f9b0f6e-0000-4000-8000-000000000001", Writer("out", Subtask(0)), Writer("out", Subtask(1))
 SCHEMA = pa.schema([pa.field("user", pa.int64()), pa.field("name", pa.string())])

@@ -20,7 +20,6 @@ from patience import wait
 import holdfast as hf
 from holdfast.runtime.config.settings import CONTINUOUS
 from holdfast.runtime.plan.model import Plan
-from holdfast.runtime.plan.source import copied, in_folder
 from holdfast.runtime.rows.schema import schema_of
 from holdfast.runtime.testing.cluster import Cluster
 from holdfast.sinks.memory.sink import MemorySink
@@ -244,7 +243,7 @@ class ReadingJob(PlayedJob):
         if self._folder is None:
             return self.planned
         (spec,) = self.planned.sources
-        source = copied(in_folder(spec.source, str(self._folder)), again=again)
+        source = spec.source.in_folder(str(self._folder)).copied(again=again)
         source.open().partitions()
         return replace(self.planned, sources=(replace(spec, source=source),))
 

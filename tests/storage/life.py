@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 import polars as pl
 import pyarrow as pa
+from sinks_around import SinkAround
 
 import holdfast as hf
 from holdfast.checkpoint.bases import Thresholds
@@ -36,8 +37,9 @@ from holdfast.runtime.testing.cluster import Cluster
 from holdfast.runtime.wire.presence import myself
 from holdfast.runtime.worker.local import Home, LocalFolders
 from holdfast.runtime.worker.loop import Limits
-from holdfast.sinks.contract.owners import Claim
-from holdfast.sinks.contract.sink import Sink, Target
+from holdfast.sinks.contract.owners import Claim, Ownership
+from holdfast.sinks.contract.sink import Sink, Uploader
+from holdfast.sinks.contract.target import Target
 from holdfast.sinks.log.sink import LogSink, LogTarget
 from holdfast.state.local import rocks
 from holdfast.storage.log.log import LogWriter, create_log, read_meta
@@ -80,14 +82,16 @@ class StalledError(Exception):
         self.findings = findings
 
 
-class _Unhurried:
+class _Unhurried(SinkAround[LogSink]):
     """A log sink that retries lost replies without a pause, since time is virtual here."""
 
-    def __init__(self, inner: LogSink) -> None:
-        self.inner = inner
-        self.key, self.check, self.prepare, self.accept = inner.key, inner.check, inner.prepare, inner.accept
-        self.check_owner, self.holding, self.uploader = inner.check_owner, inner.holding, inner.uploader
-        self.where, self.traits = inner.where, replace(inner.traits, repairs=False, audits=False)
+    @property
+    def ownership(self) -> Ownership:
+        return self.inner
+
+    @property
+    def uploads(self) -> Uploader:
+        return self.inner.uploads
 
     def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> Target:
         path = self.inner.path

@@ -16,7 +16,7 @@ from holdfast.checkpoint import joblog, repository
 from holdfast.errors import AlreadyExists
 from holdfast.model import Tag
 from holdfast.runtime.worker import compaction
-from holdfast.sinks.contract.sink import EpochOutput, Outcome
+from holdfast.sinks.contract.target import EpochOutput, Outcome
 from holdfast.sinks.sql.target import SqlTarget
 from holdfast.state import directory
 from holdfast.storage import local

@@ -14,7 +14,8 @@ from s3_store import OWNER, SECRET, S3Store, s3_store
 import holdfast as hf
 from holdfast.errors import NotAdmitted, Unavailable
 from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
-from holdfast.sinks.contract.sink import AlreadyDelivered, Delivered, FaultPoint, Rewinding
+from holdfast.sinks.contract.sink import Rewinding
+from holdfast.sinks.contract.target import AlreadyDelivered, Delivered, FaultPoint
 from holdfast.sinks.delta.sink import Delta
 
 pytestmark = [pytest.mark.s3, pytest.mark.toxiproxy]

@@ -17,7 +17,8 @@ from holdfast.errors import Damaged, Unavailable
 from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
 from holdfast.runtime.sources.files.formats import FormatName
 from holdfast.runtime.sources.files.reading import OpenFiles
-from holdfast.sinks.contract.sink import AlreadyDelivered, Delivered, Rewinding
+from holdfast.sinks.contract.sink import Rewinding
+from holdfast.sinks.contract.target import AlreadyDelivered, Delivered
 from holdfast.storage.objects import FsspecObjects, open_objects
 
 pytestmark = [pytest.mark.s3, pytest.mark.toxiproxy]

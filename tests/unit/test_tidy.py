@@ -102,6 +102,8 @@ def modules(*folders: str) -> list[Path]:
 
 TRANSLATED = re.compile(r"\b(stays so|[Nn]obody|[Ww]hoever|anew|for good|[Ww]hat is no|not known whether)\b")
 """Words that read as translated."""
+POINTS = re.compile(r"See (\w+\.)*[A-Z]\w*\.\w+\.?")
+"""A docstring that only names what a method implements."""
 OURS = modules(*FOLDERS, "src/holdfast", "tools")
 ALL = [*OURS, *modules("tests")]
 
@@ -265,6 +267,20 @@ class TestWords:
 
 
 class TestDocstrings:
+    def test_a_method_that_implements_a_contract_says_nothing_or_more(self) -> None:
+        """Its class derives from the contract, whose docstring readers and tools find."""
+        rooms = ("sinks", "runtime/sources")
+        none(
+            [
+                at(path, node.lineno, f"{node.name}: derive the class from the contract, and leave the docstring out")
+                for path in OURS
+                for each in nodes(path)
+                if isinstance(each, ast.ClassDef) and path.relative_to(ROOT).as_posix().startswith(rooms)
+                for node in each.body
+                if isinstance(node, ast.FunctionDef) and POINTS.fullmatch(ast.get_docstring(node) or "")
+            ]
+        )
+
     @pytest.mark.parametrize("path", ALL, ids=lambda path: str(path.relative_to(ROOT)))
     def test_a_module_has_a_docstring(self, path: Path) -> None:
         empty_package = path.name == "__init__.py" and not path.read_text().strip()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,9 +11,11 @@ from planned_source import PlannedSource
 
 import holdfast as hf
 from holdfast.runtime.driver.gathering import local_paths
-from holdfast.runtime.plan.source import same_from, unpaced
+from holdfast.runtime.plan.source import not_a_source, same_from
+from holdfast.sinks.contract.audited import Audits
+from holdfast.sinks.contract.sink import Sink
 from holdfast.sinks.memory.sink import MemorySink
-from holdfast.traits import SinkTraits, SourceTraits, local, not_a
+from holdfast.traits import SinkTraits, SourceTraits, local
 
 SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False)])
 
@@ -23,12 +25,8 @@ class Number:
     n: int
 
 
-class Claiming(MemorySink):
+class Claiming(Audits, MemorySink):
     """A sink that claims to be readable, and is not."""
-
-    @property
-    def traits(self) -> SinkTraits:
-        return replace(super().traits, audits=True)
 
 
 @dataclass(frozen=True)
@@ -38,11 +36,18 @@ class Webhook(PlannedSource):
     traits = SourceTraits(kind="Webhook", local_paths=(), replayable=False)
 
 
-class WithoutTraits:
+class WithoutTraits(Sink):
     """A sink without declared traits."""
 
     key = None
-    check = prepare = accept = open = where = staticmethod(lambda *_: None)
+    check = prepare = open = where = staticmethod(lambda *_: None)  # type: ignore[assignment]
+
+
+class LikeASink:
+    """A class with the methods of a sink, as connectors for earlier versions have."""
+
+    key, where, traits = None, "somewhere", SinkTraits(kind="Old", local_paths=())
+    check = prepare = accept = open = staticmethod(lambda *_: None)
 
 
 def app_with(source: object) -> hf.App:
@@ -55,12 +60,16 @@ class TestPlanning:
     def test_refuses_a_connector_that_does_not_state_its_traits(self) -> None:
         stream = hf.App("numbers").source("numbers", PlannedSource(SCHEMA))
         with pytest.raises(hf.ConfigError, match="is not a sink: it has no traits"):
-            stream.sink("out", WithoutTraits())  # type: ignore[arg-type]
+            stream.sink("out", WithoutTraits())  # type: ignore[abstract]
 
-    def test_refuses_a_trait_without_its_methods(self) -> None:
+    def test_refuses_a_sink_of_an_earlier_version_with_the_class_to_derive_from(self) -> None:
         stream = hf.App("numbers").source("numbers", PlannedSource(SCHEMA))
-        with pytest.raises(hf.ConfigError, match="has the trait 'audits', but no contents"):
-            stream.sink("out", Claiming())
+        with pytest.raises(hf.ConfigError, match="is not a sink; a sink derives from holdfast.connectors.Sink"):
+            stream.sink("out", LikeASink())  # type: ignore[arg-type]
+
+    def test_a_sink_with_a_capability_but_without_its_methods_cannot_be_made(self) -> None:
+        with pytest.raises(TypeError, match="Claiming.*contents"):
+            Claiming()  # type: ignore[abstract]
 
     def test_refuses_a_source_that_cannot_be_replayed_with_the_next_step(self) -> None:
         with pytest.raises(hf.ConfigError, match="planned source cannot be read again from a position") as caught:
@@ -73,7 +82,7 @@ class TestPlanning:
             app_with(given)
 
     def test_evaluates_no_property_that_performs_io(self, tmp_path: Path) -> None:
-        assert not_a("source", hf.Log(tmp_path / "nowhere").source()) is None
+        assert not_a_source(hf.Log(tmp_path / "nowhere").source()) is None
 
     def test_local_paths_cannot_be_omitted(self) -> None:
         with pytest.raises(TypeError, match="local_paths"):
@@ -102,9 +111,9 @@ class TestTraitsOfHoldfastsConnectors:
     def test_a_generator_ends_at_its_count_and_is_paced_by_its_rate(self) -> None:
         paced = hf.Generator(Number, Number, rate=1.0)
         assert paced.traits.endless is not None and hf.Generator(Number, Number, count=1).traits.endless is None
-        again = unpaced(paced)
+        again = paced.unpaced()
         assert paced.rate == 1.0 and not again.traits.paced and again.open().read(0, 0, 1 << 20)[1] > 1
 
     def test_a_source_without_gaps_reads_the_same_from_its_first_record(self) -> None:
         source = hf.Generator(Number, Number, count=3)
-        assert same_from(source, source.open(), 0) == 0
+        assert same_from(source.open(), 0) == 0

@@ -22,7 +22,7 @@ from holdfast.chaos.sim.checks.history import Fail
 from holdfast.chaos.sim.jobs.oracle import Cut
 from holdfast.chaos.sim.jobs.workload import ADDED, LASTS, Scenario
 from holdfast.model import Epoch, RowDigest, Tag, Writer
-from holdfast.sinks.contract.sink import DELETE, OP
+from holdfast.sinks.contract.target import DELETE, OP
 from holdfast.storage.digests import NOTHING, added, whole
 from holdfast.storage.rowhash import digest_of
 

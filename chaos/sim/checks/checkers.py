@@ -71,7 +71,8 @@ from holdfast.model import NO_EPOCH, Epoch, JobUuid, Tag, Timeline, WorkerId, Wr
 from holdfast.runtime.plan.kept_state import with_identities
 from holdfast.runtime.plan.model import Plan
 from holdfast.runtime.wire import messages as m
-from holdfast.sinks.contract.sink import OP, Rewinding
+from holdfast.sinks.contract.sink import Rewinding
+from holdfast.sinks.contract.target import OP
 from holdfast.sinks.memory.immediate import ImmediateTable
 from holdfast.state.store import Identity, Piece, StateStore
 from holdfast.state.tables.slab import Rows

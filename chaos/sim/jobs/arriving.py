@@ -17,12 +17,11 @@ import pyarrow as pa
 from holdfast.chaos.sim.faults.draws import Chance
 from holdfast.chaos.sim.jobs.oracle import Input
 from holdfast.ports import Clock
-from holdfast.runtime.plan.ahead import Ahead
-from holdfast.runtime.plan.source import PartitionReader, direct_reader
+from holdfast.runtime.plan.source import OpenSource, Source
 from holdfast.traits import SourceTraits
 
 
-class ArrivingSource:
+class ArrivingSource(Source, OpenSource):
     """A source whose records become readable as time passes.
 
     Args:
@@ -32,6 +31,11 @@ class ArrivingSource:
         mine: Its partitions; None: all of them.
         appears: When each partition is added, in seconds of `clock`; empty: all are there from the start.
     """
+
+    schema: pa.Schema
+    row_type: type | None = None
+    where = "the arriving records"
+    traits = SourceTraits(kind="ArrivingSource", local_paths=())
 
     def __init__(
         self,
@@ -48,13 +52,6 @@ class ArrivingSource:
         self._mine, self._appears = range(len(batches)) if mine is None else mine, appears
         self._batches, self._arrivals, self._clock = batches, arrivals, clock
         self._random, self._rows_max = rng, rows_max
-
-    row_type: type | None = None
-    where = "the arriving records"
-    traits = SourceTraits(kind="ArrivingSource", local_paths=())
-
-    def check(self) -> None:
-        """There is nothing outside to check."""
 
     def open(self) -> ArrivingSource:
         """Return this source itself: it keeps no position."""
@@ -91,17 +88,10 @@ class ArrivingSource:
         rows = self._random.randint(1, min(left, self._rows_max))
         return self._batches[partition].slice(offset, rows), offset + rows
 
-    def reader(self, partition: int, offset: int, ahead: Ahead) -> PartitionReader:
-        """See OpenSource.reader: everything is in memory."""
-        return direct_reader(self, partition, offset)
-
     def ended(self, partition: int, offset: int) -> bool:
         """The source ends after its last record, once no partition is added any more."""
         sealed = all(self._exists(each) for each in range(len(self._appears)))
         return sealed and offset >= int(self._batches[partition].num_rows)
-
-    def close(self) -> None:
-        """There is nothing to release."""
 
     def _exists(self, partition: int) -> bool:
         if not self._appears or self._clock is None:

@@ -13,7 +13,6 @@ Source: PROTOCOL P22; docs/design/0012.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -27,40 +26,33 @@ from holdfast.chaos.sim.ports.surroundings import Surroundings
 from holdfast.chaos.sim.ports.targets import PlannedTable, is_refused
 from holdfast.errors import Fenced, Unavailable
 from holdfast.model import Writer
-from holdfast.sinks.contract.immediate import Origin, Owner, Written
+from holdfast.sinks.contract.immediate import ImmediateTarget, Origin, Owner, Written
 from holdfast.sinks.contract.owners import Claim
+from holdfast.sinks.contract.sink import ImmediateSink
 from holdfast.sinks.memory.immediate import ImmediateTable
 from holdfast.sinks.memory.sink import MemoryTarget
-from holdfast.traits import SinkTraits
 
 T = TypeVar("T")
 
 
-class ProcessTable(PlannedTable[ImmediateTable]):
+class ProcessTable(PlannedTable[ImmediateTable], ImmediateSink):
     """The sink in the plan of one worker."""
 
     def __init__(self, world: Surroundings, process: Process) -> None:
         super().__init__(world, process, world.lasts)
 
-    @property
-    def traits(self) -> SinkTraits:
-        """See Sink.traits."""
-        return replace(super().traits, immediate=True)
-
     def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> MemoryTarget:
-        """See Sink.open; nothing is ever staged for this sink."""
+        """Nothing is ever staged for this sink."""
         return self._table.open(job_uuid, writer, claim)
 
     def open_immediate(self, owner: Owner) -> ProcessWrites:
-        """See ImmediateSink.open_immediate."""
         return ProcessWrites(self._world, self._process, owner)
 
     def written(self, job_uuid: str, sink: str) -> tuple[Written, ...]:
-        """See ImmediateSink.written."""
         return self._table.written(job_uuid, sink)
 
 
-class ProcessWrites:
+class ProcessWrites(ImmediateTarget):
     """One owner's access to the table. See immediate.ImmediateTarget."""
 
     def __init__(self, world: Surroundings, process: Process, owner: Owner) -> None:
@@ -68,16 +60,13 @@ class ProcessWrites:
         self._reached: dict[Origin, int] = {}
 
     def fence(self, starts: Mapping[Origin, int]) -> None:
-        """See ImmediateTarget.fence."""
         effect = partial(self.table.fence, self.owner, starts)
         self._process.call(lambda: self._heard("fence", effect, _fencing), _fencing)
 
     def write(self, origin: Origin, offset: int, batches: Sequence[pa.RecordBatch]) -> int:
-        """See ImmediateTarget.write."""
         return self._process.call(lambda: self._send(origin, offset, batches), _writing)
 
     def forget(self, committed: Mapping[Origin, int]) -> bool:
-        """See ImmediateTarget.forget."""
         return self.table.forget_tombstones(self.owner, committed)
 
     def close(self) -> None:

@@ -28,14 +28,15 @@ from holdfast.errors import Fenced, Unavailable
 from holdfast.model import Generation, JobUuid, Tag, Writer
 from holdfast.runtime.plan.model import SinkSpec
 from holdfast.sinks.contract.owners import Claim
-from holdfast.sinks.contract.sink import (
+from holdfast.sinks.contract.sink import Repair, Repairs, Rewinding, Sink, Uploader
+from holdfast.sinks.contract.target import (
     AlreadyDelivered,
     Delivered,
     EpochOutput,
     FaultPoint,
+    Merges,
     Outcome,
-    Repair,
-    Rewinding,
+    Target,
     Upload,
     UploadedOutput,
     already,
@@ -48,7 +49,7 @@ Epochs = list[tuple[Tag, list[pa.RecordBatch]]]
 Table = TypeVar("Table", bound=MemorySink)
 
 
-class PlannedTable(Generic[Table]):
+class PlannedTable(Sink, Generic[Table]):
     """A planned sink that queries the shared table directly: its calls are never lost or late."""
 
     def __init__(self, world: Surroundings, process: Process, table: Table) -> None:
@@ -56,7 +57,6 @@ class PlannedTable(Generic[Table]):
 
     @property
     def key(self) -> tuple[str, ...] | None:
-        """See Sink.key."""
         return self._table.key
 
     @property
@@ -66,23 +66,20 @@ class PlannedTable(Generic[Table]):
 
     @property
     def traits(self) -> SinkTraits:
-        """See Sink.traits: what every kind of planned table can do."""
+        """What every kind of planned table can do."""
         return SinkTraits(kind=type(self).__name__, local_paths=(), keyed=self.key is not None)
 
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.check."""
         self._table.check(schema, upsert_key)
 
     def prepare(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.prepare."""
         self._table.prepare(schema, upsert_key)
 
     def accept(self, batch: pa.RecordBatch) -> None:
-        """See Sink.accept."""
         self._table.accept(batch)
 
 
-class ProcessSink(PlannedTable[SharedTable]):
+class ProcessSink(Repairs, PlannedTable[SharedTable]):
     """A sink in the plan of one worker."""
 
     def __init__(self, world: Surroundings, process: Process, spec: SinkSpec) -> None:
@@ -92,25 +89,19 @@ class ProcessSink(PlannedTable[SharedTable]):
 
     @property
     def traits(self) -> SinkTraits:
-        """See Sink.traits."""
-        return replace(
-            super().traits, repairs=True, merges=True, commits_once=self._commits_once, uploads=self._commits_once
-        )
+        return replace(super().traits, commits_once=self._commits_once)
 
     def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> ProcessTarget:
-        """See Sink.open."""
         return ProcessTarget(self._world, self._process, self._table, JobUuid(job_uuid), writer, claim)
 
-    def uploader(self) -> ProcessUploader:
-        """See UploadingSink.uploader."""
-        return ProcessUploader(self._world, self._process, self._table)
+    @property
+    def uploads(self) -> ProcessUploader | None:
+        return ProcessUploader(self._world, self._process, self._table) if self._commits_once else None
 
     def plan_repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
-        """See RepairableSink.plan_repair."""
         return self._table.plan_repair(rewinding, schema, upsert_key)
 
     def repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
-        """See RepairableSink.repair."""
         return self._process.call(lambda: self._repair(rewinding, schema, upsert_key), _rewinding)
 
     def _repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
@@ -145,14 +136,13 @@ class ProcessSink(PlannedTable[SharedTable]):
         return Unavailable(what, next_step="try again")
 
 
-class ProcessUploader:
+class ProcessUploader(Uploader):
     """A worker's way to put rows beside a table; refused uploads are not repeated."""
 
     def __init__(self, world: Surroundings, process: Process, table: SharedTable) -> None:
         self._world, self._process, self._table = world, process, table
 
     def upload(self, upload: Upload, batches: Iterable[pa.RecordBatch]) -> str:
-        """See Uploader.upload."""
         read = list(batches)
 
         def land() -> str:
@@ -163,7 +153,6 @@ class ProcessUploader:
         return self._process.call(land, _staging)
 
     def sweep(self, job_uuid: str, sink: str, timeline: int, after: int, before: int) -> None:
-        """See Uploader.sweep."""
 
         def land() -> None:
             self._world.checks.uploads_swept(self._table.swept(job_uuid, sink, timeline, after, before))
@@ -172,7 +161,7 @@ class ProcessUploader:
         self._process.call(land, _recovering)
 
 
-class ProcessTarget:
+class ProcessTarget(Merges, Target):
     """One writer's access to the table."""
 
     def __init__(
@@ -189,19 +178,15 @@ class ProcessTarget:
         self._target = MemoryTarget(table, job_uuid, writer, claim)
 
     def delivered(self) -> Tag | None:
-        """See Target.delivered."""
         return self._process.call(self._read_tag, _recovering)
 
     def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch], known: Tag | None = None) -> Outcome:
-        """See Target.deliver."""
         return self.deliver_together([EpochOutput(tag, batches)], known)
 
     def deliver_uploaded(self, output: UploadedOutput, known: Tag | None = None) -> Outcome:
-        """See UploadedTarget.deliver_uploaded."""
         return self.deliver(output.tag, self._table.whole(output), known)
 
     def deliver_together(self, epochs: Sequence[EpochOutput], known: Tag | None = None) -> Outcome:
-        """See MergingTarget.deliver_together."""
         standing = self._target.delivered()
         if standing is not None and standing >= epochs[0].tag:
             return already("the table", epochs[0].tag, standing)
@@ -209,7 +194,6 @@ class ProcessTarget:
         return self._process.call(lambda: self._send(read, known), lambda: self._at(epochs[0].tag))
 
     def forget(self, through: Tag) -> None:
-        """See Target.forget."""
         self._target.forget(through)
 
     def close(self) -> None:

@@ -186,7 +186,7 @@ def _apply(
     adopted: tuple[str, ...],
 ) -> bool:
     """Carry out the plan; return False if the driver that was asked is dead."""
-    from holdfast.runtime.driver.master import RewindWanted
+    from holdfast.runtime.driver.state import RewindWanted
     from holdfast.runtime.execution.checks import second_run
     from holdfast.runtime.execution.checks.ordered import refuse
     from holdfast.runtime.plan.topic import outputs_of

@@ -24,7 +24,7 @@ from holdfast.runtime.cli.operate.rewind import PLAN_ONLY, job_of
 from holdfast.runtime.cli.reporting import advise, print_json
 from holdfast.runtime.inspect.stored import Stored, open_job
 from holdfast.runtime.wire.clock import SystemClock
-from holdfast.sinks.contract.transactions import Hidden, Transactions, transactional
+from holdfast.sinks.contract.transactions import Hidden, Transactions
 
 GONE_WITHIN_S = 5.0
 """How long brokers may take to show readers that a transaction was aborted."""
@@ -151,7 +151,7 @@ def _looked(args: argparse.Namespace) -> tuple[Stored, list[Found]]:
             where=Where(job=name),
         )
     stored = open_job(root, name)
-    chosen = [(spec.name, sink) for spec in outputs_of(plan) if (sink := transactional(spec.sink)) is not None]
+    chosen = [(spec.name, transacts) for spec in outputs_of(plan) if (transacts := spec.sink.transacts) is not None]
     names = [each for each, _ in chosen]
     if args.sink is not None and args.sink not in names:
         raise ConfigError(
@@ -161,9 +161,9 @@ def _looked(args: argparse.Namespace) -> tuple[Stored, list[Found]]:
             where=Where(job=name),
         )
     found = []
-    for each, sink in chosen:
+    for each, transacts in chosen:
         if args.sink in (None, each):
-            transactions = sink.transactions(stored.job.uuid, each)
+            transactions = transacts.transactions(stored.job.uuid, each)
             found.append(Found(each, transactions, transactions.hidden()))
     return stored, found
 

@@ -64,9 +64,8 @@ def _chosen(app: App, wanted: str | None) -> tuple[str, Captured]:
     Raises:
         ConfigError: the job has none, several, or none of this name.
     """
-    from holdfast.runtime.plan.source import capture_of
 
-    captured = {spec.name: capture_of(spec.source) for spec in app.plan().sources}
+    captured = {spec.name: spec.source.captured for spec in app.plan().sources}
     found = {name: what for name, what in captured.items() if what is not None}
     names = ", ".join(found)
     if not found:

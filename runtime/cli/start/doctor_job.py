@@ -35,10 +35,9 @@ from holdfast.runtime.job.live import Problem
 from holdfast.runtime.job.status import RECORDS_AT_RISK, STALE_AFTER_MS, records_at_risk
 from holdfast.runtime.plan.loss import Look, at_risk
 from holdfast.runtime.plan.model import SinkSpec, SourceSpec
-from holdfast.runtime.plan.source import Captured, capture_of, copied, in_folder, removing
+from holdfast.runtime.plan.source import Captured
 from holdfast.runtime.plan.topic import outputs_of
 from holdfast.runtime.wire.clock import SystemClock
-from holdfast.sinks.contract.sink import probing
 from holdfast.storage.objects import open_objects
 from holdfast.storage.paths import join
 
@@ -64,7 +63,7 @@ def job(file: str, app: str | None, root: str | None, master: str | None, local:
     for source in plan.sources:
         folder = join(settings.root, plan.app)
         yield _tried(f"source {source.name}", source.source.where, partial(_source, source, folder))
-        if (captured := capture_of(source.source)) is not None:
+        if (captured := source.source.captured) is not None:
             yield from _capture(f"capture {source.name}", captured)
     for source in plan.sources:
         if settings.loss_alarm_ms and source.source.traits.removes_old:
@@ -92,7 +91,7 @@ def _source(spec: SourceSpec, folder: str) -> str:
     if spec.source.traits.copied:
         if spec.source.traits.finds and not _has_checkpoint(folder):
             with TemporaryDirectory(prefix="holdfast-doctor-") as elsewhere:  # a list, which is small
-                copied(in_folder(spec.source, elsewhere), again=True)
+                spec.source.in_folder(elsewhere).copied(again=True)
         return f"the first start copies its {spec.source.traits.copies}"
     with closing(spec.source.open()) as opened:
         return f"{text.plural(len(opened.partitions()), 'partition')} can be read"
@@ -115,7 +114,7 @@ def _kept(spec: SourceSpec, folder: str, within_s: float) -> Iterator[Check]:
             problems = [each for each in found if each.source == spec.name]
         else:
             manifest = Repository(store).load_manifest(log.completed[-1].body.manifest)
-            with closing(removing(spec.source.open())) as opened:
+            with closing(spec.source.open()) as opened:
                 kept = opened.kept(within_s)
             positions = {at.partition: at.offset for at in manifest.positions if at.source == spec.name}
             looks = {each: Look(0.0, positions[each], kept[each]) for each in kept if each in positions}
@@ -155,10 +154,7 @@ def _capture(name: str, of: Captured) -> Iterator[Check]:
 
 
 def _sink(spec: SinkSpec, name: str, folder: str) -> str:
-    if (sink := probing(spec.sink)) is None:
-        spec.sink.check(spec.schema, spec.upsert_key)
-        return "takes the stream"
-    found = sink.probe(spec.schema, spec.upsert_key)
+    found = spec.sink.probe(spec.schema, spec.upsert_key)
     if spec.sink.traits.exclusive:
         log = Repository(open_objects(folder, writable=False)).read_log()
         refuse(rivals.refusal(name, log, [spec], read_holdings(log, [spec])))

@@ -22,7 +22,7 @@ from holdfast.errors import HoldfastError
 from holdfast.ports import Lane
 from holdfast.runtime.plan.loss import Look, Risk, at_risk, described
 from holdfast.runtime.plan.model import SourceSpec
-from holdfast.runtime.plan.source import Kept, RemovingSource, removing
+from holdfast.runtime.plan.source import Kept, OpenSource
 
 LOOK_EVERY_S = 10.0
 WINDOW_S = 120.0
@@ -49,7 +49,7 @@ class LossAlarm:
         self._sources = tuple(spec for spec in sources if within_s and spec.source.traits.removes_old)
         self._lane, self._within_s = lane, within_s
         self._window_s = max(WINDOW_S, INTERVALS_MIN * every_s)
-        self._opened: dict[str, RemovingSource] = {}
+        self._opened: dict[str, OpenSource] = {}
         self._looks: dict[Place, deque[Look]] = {}
         self._manifest: Manifest | None = None
         self._busy, self._look_at = False, 0.0
@@ -86,7 +86,7 @@ class LossAlarm:
         for spec in self._sources:
             try:
                 if spec.name not in self._opened:
-                    self._opened[spec.name] = removing(spec.source.open())
+                    self._opened[spec.name] = spec.source.open()
                 kept = self._opened[spec.name].kept(self._within_s)
             except HoldfastError:
                 continue

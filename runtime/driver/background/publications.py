@@ -21,7 +21,6 @@ from holdfast.checkpoint.manifest import Manifest
 from holdfast.errors import HoldfastError
 from holdfast.ports import Lane
 from holdfast.runtime.plan.model import SourceSpec
-from holdfast.runtime.plan.source import Publisher, publisher_of
 
 RETRY_S = 2.0
 """How long to wait before positions that could not be published are tried again."""
@@ -41,9 +40,9 @@ class Publications:
         lane: Callable[[], Lane],
         after: Callable[[float, Callable[[], object]], None],
     ) -> None:
-        self._sources = tuple(spec for spec in sources if spec.source.traits.publishes)
+        found = ((spec.name, spec.source.publishes) for spec in sources)
+        self._publishers = {name: publisher for name, publisher in found if publisher is not None}
         self._lane, self._after = lane, after
-        self._publishers: dict[str, Publisher] = {}
         self._seen: Manifest | None = None
         self._due: Manifest | None = None
         """The last checkpoint, until its positions are published."""
@@ -55,13 +54,13 @@ class Publications:
 
     def completed(self, manifest: Manifest | None) -> None:
         """Take the last completed checkpoint; it may be the same as before."""
-        if self._sources and not self._closed and manifest is not None and manifest is not self._seen:
+        if self._publishers and not self._closed and manifest is not None and manifest is not self._seen:
             self._seen = self._due = manifest
             self._go_on()
 
     def close(self) -> None:
         """Publish what is still due, then close the publishers."""
-        if self._sources and not self._closed:
+        if self._publishers and not self._closed:
             # The lane ends before a publication under way could hand on to the one that is due.
             self._closed, manifest, self._due = True, self._due, None
             self._lane().submit(lambda: self._end(manifest), self._noted if manifest is not None else lambda _: None)
@@ -75,14 +74,12 @@ class Publications:
     def _publish(self, manifest: Manifest) -> None:
         """Publish the positions of every source. Raises the first HoldfastError, after the other sources."""
         first: HoldfastError | None = None
-        for spec in self._sources:
-            offsets = {at.partition: at.offset for at in manifest.positions if at.source == spec.name}
+        for name, publisher in self._publishers.items():
+            offsets = {at.partition: at.offset for at in manifest.positions if at.source == name}
             if not offsets:
                 continue
-            if spec.name not in self._publishers:
-                self._publishers[spec.name] = publisher_of(spec.source)
             try:
-                self._publishers[spec.name].publish(offsets)
+                publisher.publish(offsets)
             except HoldfastError as error:
                 first = first or error
         if first is not None:
@@ -111,4 +108,3 @@ class Publications:
         finally:
             for publisher in self._publishers.values():
                 publisher.close()
-            self._publishers.clear()

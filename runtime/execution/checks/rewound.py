@@ -14,7 +14,7 @@ def check(facts: Facts) -> ConfigError | None:
         return None
     accepted = job.rewinds[-1].accepted
     written = {writer.sink for writer in writers_of(facts.folder.repository, job, before, ())}
-    known = {s.name for s in facts.outputs if s.sink.traits.repairs or f"{s.name}:impossible" in accepted}
+    known = {s.name for s in facts.outputs if s.sink.repairs is not None or f"{s.name}:impossible" in accepted}
     if not (missing := sorted(written - known)):
         return None
     return ConfigError(

@@ -47,7 +47,7 @@ from holdfast.runtime.operators.differences import Found, compare_keys
 from holdfast.runtime.operators.time_slice import Pace, TimeSlice
 from holdfast.runtime.wire.messages import OperatorProgress
 from holdfast.runtime.wire.vitals import FUNCTION
-from holdfast.sinks.contract.sink import PUT
+from holdfast.sinks.contract.target import PUT
 from holdfast.state.compiled.sources import Input, sources_of
 from holdfast.state.keys.batch import Keys, KeyType
 from holdfast.state.tables.kernels.layout import Do

@@ -59,7 +59,7 @@ from holdfast.runtime.operators.tables.exact_sums import ExactSums
 from holdfast.runtime.operators.tables.not_finite import NotFinite
 from holdfast.runtime.operators.tables.retractions import WEIGHT
 from holdfast.runtime.wire.messages import OperatorProgress
-from holdfast.sinks.contract.sink import DELETE, PUT
+from holdfast.sinks.contract.target import DELETE, PUT
 from holdfast.state.keys.batch import Keys, KeyType
 
 SUMMED = ("count", "sum", "mean")

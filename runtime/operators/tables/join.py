@@ -40,7 +40,7 @@ from holdfast.runtime.rows.kept_columns import from_state, kept_column, to_state
 from holdfast.runtime.time.join_bounds import LEFT, RIGHT
 from holdfast.runtime.time.windows import TIME
 from holdfast.runtime.wire.messages import OperatorProgress
-from holdfast.sinks.contract.sink import DELETE, PUT
+from holdfast.sinks.contract.target import DELETE, PUT
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.tables.spec import ColumnSpec
 

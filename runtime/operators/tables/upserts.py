@@ -25,7 +25,7 @@ from holdfast.runtime.operators.contract import (
     in_order,
 )
 from holdfast.runtime.rows.schema import columns_shown
-from holdfast.sinks.contract.sink import DELETE, PUT
+from holdfast.sinks.contract.target import DELETE, PUT
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ from holdfast.runtime.time.windows import (
     window_text,
 )
 from holdfast.runtime.wire.messages import OperatorProgress
-from holdfast.sinks.contract.sink import PUT
+from holdfast.sinks.contract.target import PUT
 from holdfast.state.collections.rows import existing
 from holdfast.state.keys.batch import Keys, KeyType
 from holdfast.state.tables.placing import distinct, order_of

@@ -15,6 +15,7 @@ from holdfast.arguments import checked
 from holdfast.errors import ConfigError
 from holdfast.runtime.rows.row_types import ArrowSchema, RowsOf, T
 from holdfast.runtime.rows.schema import data_schema_of
+from holdfast.runtime.sources.connector import Connector
 from holdfast.runtime.sources.files.formats import FORMATS, Format, FormatName
 from holdfast.runtime.sources.files.source import FilesSource
 from holdfast.runtime.sources.kafka.values import JSON
@@ -25,7 +26,7 @@ from holdfast.storage.paths import refuse_password
 PARTITIONS_MAX = 1_000
 
 
-class Files(RowsOf[T]):
+class Files(Connector, RowsOf[T]):
     """Files of one format below a folder or a prefix of S3: a source, and of Parquet files a sink.
 
     As a source, each file is read once, in the order of a catalogue. The first start lists the files into a catalogue
@@ -90,13 +91,11 @@ class Files(RowsOf[T]):
         return f"Files({self.path!r}, {self.format!r})"
 
     def source(self) -> FilesSource:
-        """See Connector.source."""
         if self.form is None:
             raise _refused(f"{self!r} does not say which columns to read", "give a dataclass or a pyarrow.Schema")
         return FilesSource(self.path, self.form, self.partitions, self.bounded, self.row_type)
 
     def sink(self) -> FilesSink:
-        """See Connector.sink."""
         if self.format != "parquet":
             raise _refused(f"{self!r} is a sink, which writes Parquet", 'leave format out, or give "parquet"')
         if self.bounded:

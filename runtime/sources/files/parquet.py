@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from holdfast.runtime.sources.files.contents import Piece, WrongFile
+from holdfast.runtime.sources.files.contents import Contents, Piece, WrongFile
 from holdfast.storage.folders import ReadFile
 
 _WRONG = (pa.ArrowException, OSError, ValueError)
@@ -30,7 +30,7 @@ _ROWS_MAX = 65_536
 _UUID = pa.uuid()
 
 
-class ParquetContents:
+class ParquetContents(Contents):
     """An open Parquet file.
 
     Args:
@@ -67,7 +67,6 @@ class ParquetContents:
         return int(self._firsts[-1])
 
     def read(self, at: int, bytes_max: int) -> Piece:
-        """See Contents.read."""
         try:
             batch = self._following(at, bytes_max)
             rows = self._fitted(batch.slice(0, _rows_within(batch, bytes_max)), at)

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from holdfast.errors import Damaged, HoldfastError, Where
 from holdfast.runtime.plan.ahead import Ahead, Read, ReaderAhead
-from holdfast.runtime.plan.source import OFFSETS, PartitionReader
+from holdfast.runtime.plan.source import OFFSETS, OpenSource, PartitionReader
 from holdfast.runtime.sources.files.catalogue import FILES_PER_LISTING, Catalogue, Entry, Place
 from holdfast.runtime.sources.files.contents import Contents, Piece, WrongFile
 from holdfast.runtime.sources.files.formats import Format
@@ -55,7 +55,7 @@ class _Open(NamedTuple):
     contents: Contents
 
 
-class OpenFiles:
+class OpenFiles(OpenSource):
     """Files that are open. It may be used again after `close`, which closes files only.
 
     Args:
@@ -122,7 +122,7 @@ class OpenFiles:
         return 0
 
     def whole_from(self, partition: int) -> int:
-        """See SparseSource.whole_from: files that were read may go."""
+        """Files that were read may go."""
         with self._lock, self._catalogue_lock:
             self._catalogue.refresh()
             return self._catalogue.whole_from(partition, {file.name: file for file in self._folder.files()})
@@ -132,7 +132,6 @@ class OpenFiles:
         return found.batch, found.following
 
     def reader(self, partition: int, offset: int, ahead: Ahead) -> PartitionReader:
-        """See OpenSource.reader."""
         return ReaderAhead(partial(self._fetch, partition), lambda _offset, _read: True, offset, ahead)
 
     def ended(self, partition: int, offset: int) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from holdfast.errors import ConfigError
+from holdfast.runtime.plan.source import Source
 from holdfast.runtime.sources.files.catalogue import Catalogue, Head, read_head
 from holdfast.runtime.sources.files.formats import Format
 from holdfast.runtime.sources.files.reading import OpenFiles, is_left_out
@@ -29,7 +30,7 @@ LOOK_EVERY_S, LOOK_REMOTELY_EVERY_S = 0.1, 1.0
 
 
 @dataclass(frozen=True)
-class FilesSource:
+class FilesSource(Source):
     """Files to list and read.
 
     Args:
@@ -56,7 +57,6 @@ class FilesSource:
 
     @property
     def schema(self) -> pa.Schema:
-        """See Source.schema."""
         return self.form.schema
 
     @property
@@ -66,13 +66,12 @@ class FilesSource:
 
     @property
     def traits(self) -> SourceTraits:
-        """See Source.traits. Files that were read may be deleted."""
+        """Files that were read may be deleted."""
         paths = (self.path,) if self.folder is None else (self.path, self.folder)
         return SourceTraits(
             kind="Files",
             local_paths=local(*paths),
             place={"path": self.path},
-            sparse=True,
             finds=True,
             copied=True,
             copies="list of files",
@@ -84,7 +83,7 @@ class FilesSource:
         open_folder(self.path).check()
 
     def would_read(self, target: Mapping[str, str]) -> bool:
-        """See FindingSource.would_read. Compares paths as they are given, and without links."""
+        """Compares paths as they are given, and without links."""
         written = [target[part] for part in _FOLDERS if target.get(part)]
         return any(
             _holds(self.path, path) or _holds(real(self.path), real(path)) or is_same_place(self.path, path)
@@ -92,11 +91,10 @@ class FilesSource:
         )
 
     def in_folder(self, folder: str) -> FilesSource:
-        """See CopiedSource.in_folder."""
         return replace(self, folder=folder)
 
     def copied(self, *, again: bool) -> FilesSource:
-        """See CopiedSource.copied: what is copied is the list of files."""
+        """What is copied is the list of files."""
         store = open_objects(self._folder)
         before = read_head(store)
         if before is not None and not again:
@@ -133,7 +131,6 @@ class FilesSource:
             )
 
     def open(self) -> OpenFiles:
-        """See Source.open."""
         store = open_objects(self._folder, writable=self.lists)
         head = self.head or read_head(store)
         if head is None:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from holdfast.runtime.formats.csv_lines import CsvLines, header_of
 from holdfast.runtime.rows.dead_letters import Form, Refused, with_refused
-from holdfast.runtime.sources.files.contents import Piece, WrongFile
+from holdfast.runtime.sources.files.contents import Contents, Piece, WrongFile
 from holdfast.storage.folders import ReadFile
 
 LINE_BYTES_MAX = 64 << 20
@@ -41,7 +41,7 @@ class _Raw(NamedTuple):
     data: bytes
 
 
-class TextContents:
+class TextContents(Contents):
     """An open file of lines.
 
     Args:
@@ -58,7 +58,6 @@ class TextContents:
         self._line_at = begin
 
     def read(self, at: int, bytes_max: int) -> Piece:
-        """See Contents.read."""
         raw = self._raw(max(at, self._begin), bytes_max)
         self._line_at = following = raw.first + len(raw.data)
         values, offsets = _lines_of(raw.data, self._blank)

@@ -124,7 +124,7 @@ class BatchFeed:
         """How many partitions the consumer knows."""
 
     def take(self, partition: int, offset: int, bytes_max: int) -> Taken:
-        """See Feed.take."""
+        """Take the records of a partition from an offset on, as `Feed.take` does."""
         client, state = self._at(partition, offset)
         until = time.monotonic() + ANSWER_WITHIN_S
         timeout_s = 0.0

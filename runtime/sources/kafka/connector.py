@@ -17,6 +17,7 @@ import pyarrow as pa
 from holdfast.arguments import checked
 from holdfast.errors import ConfigError
 from holdfast.runtime.rows.row_types import RowsOf, T
+from holdfast.runtime.sources.connector import ChangelogConnector, Connector
 from holdfast.runtime.sources.kafka.avro import Avro
 from holdfast.runtime.sources.kafka.messages import META, TOPIC
 from holdfast.runtime.sources.kafka.protobuf.form import Protobuf
@@ -36,7 +37,7 @@ Delivery = Literal["transactional", "at-least-once"]
 """How a sink writes."""
 
 
-class Kafka(RowsOf[T]):
+class Kafka(Connector, ChangelogConnector, RowsOf[T]):
     """A topic of Kafka: a source, read with offsets in the job's checkpoints, a sink, written in transactions, or the
     changelog of a job.
 
@@ -114,7 +115,6 @@ class Kafka(RowsOf[T]):
         return f"Kafka({self.place.servers!r}, {self.place.topic if self.pattern is None else self.pattern!r})"
 
     def source(self) -> KafkaSource | TopicsSource:
-        """See Connector.source."""
         if self.delivery != "transactional":
             raise _refused(f"{self!r} is a source with delivery=, but a source delivers nothing", "leave delivery out")
         value = self.value
@@ -154,12 +154,10 @@ class Kafka(RowsOf[T]):
         return self.key
 
     def sink(self) -> KafkaSink | RepeatingKafka:
-        """See Connector.sink."""
         topic = self._topic()
         return topic if self.delivery == "transactional" else RepeatingKafka(topic)
 
     def changelog(self) -> KafkaChangelog:
-        """See ChangelogConnector.changelog."""
         own = {"value": self.value, "key": self.key, "group": self.group, "meta": self.meta or None}
         own |= {"on_lost": None if self.on_lost == "fail" else self.on_lost}
         own |= {"delivery": None if self.delivery == "transactional" else self.delivery}
@@ -175,7 +173,6 @@ class Kafka(RowsOf[T]):
 
     @classmethod
     def placed(cls, place: Mapping[str, str]) -> Kafka[Any]:
-        """See ChangelogConnector.placed."""
         return cls(place["servers"], place["topic"], options=options_in(place))
 
     def _topic(self) -> KafkaSink:

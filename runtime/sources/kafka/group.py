@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from holdfast.errors import ConfigError, HoldfastError
+from holdfast.runtime.plan.source import Publisher
 from holdfast.storage.kafka.errors import COORDINATOR_STARTS, GROUP_IN_USE, NO_RIGHT, no_client, translated, unavailable
 from holdfast.storage.kafka.place import KafkaPlace
 from holdfast.storage.kafka.questions import ANSWER_WITHIN_S, FIRST_ANSWER_WITHIN_S, LOOK_EVERY_S, Reported, log
@@ -27,7 +28,7 @@ GIVEN_UP_AFTER_MS = 6_000
 Named = Callable[[Mapping[int, int]], list[tuple[str, int, int]]]
 
 
-class GroupOffsets:
+class GroupOffsets(Publisher):
     """See Publisher.
 
     Args:
@@ -46,12 +47,10 @@ class GroupOffsets:
         """Whether an answer is still to come, and whether one ever came."""
 
     def publish(self, offsets: Mapping[int, int]) -> None:
-        """See Publisher.publish.
-
-        Raises:
-            ConfigError: the group has members, or the options are wrong.
-            NotAdmitted: the credentials are refused, or the user has no right to the group.
-            Unavailable: no broker answers.
+        """Raises:
+        ConfigError: the group has members, or the options are wrong.
+        NotAdmitted: the credentials are refused, or the user has no right to the group.
+        Unavailable: no broker answers.
         """
         until = time.monotonic() + (ANSWER_WITHIN_S if self._answered else FIRST_ANSWER_WITHIN_S)
         if self._awaited:
@@ -62,7 +61,7 @@ class GroupOffsets:
             time.sleep(LOOK_EVERY_S)
 
     def close(self) -> None:
-        """See Publisher.close. While an answer is still to come, it waits for that, `GIVEN_UP_AFTER_MS` at most."""
+        """While an answer is still to come, it waits for that, `GIVEN_UP_AFTER_MS` at most."""
         if self._consumer is not None:
             self._consumer.close()
             self._consumer = None

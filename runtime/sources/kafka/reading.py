@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from holdfast.errors import ConfigError, Damaged, Unavailable, Where
 from holdfast.runtime.plan.ahead import Ahead, Read, ReaderAhead
-from holdfast.runtime.plan.source import Kept, PartitionReader
+from holdfast.runtime.plan.source import Kept, OpenSource, PartitionReader
 from holdfast.runtime.sources.kafka.bell import Bell
 from holdfast.runtime.sources.kafka.feed import NOTHING_READ, OutOfRange, Taken, Unpackable
 from holdfast.runtime.sources.kafka.feeds import AnyFeed, feed_of
@@ -47,7 +47,7 @@ class TopicGone(Damaged):
     """The topic that was opened no longer exists; another one may have its name."""
 
 
-class OpenKafka:
+class OpenKafka(OpenSource):
     """A topic that is open. It may be used again after `close`, which drops connections only.
 
     Args:
@@ -123,15 +123,14 @@ class OpenKafka:
         return self._questions.offsets([partition], "first")[partition]
 
     def whole_from(self, partition: int) -> int:
-        """See SparseSource.whole_from. Of a compacted topic nobody knows how far it is whole."""
+        """Of a compacted topic nobody knows how far it is whole."""
         compacted = self._questions.removes_single_records()
         return self._questions.offsets([partition], "end" if compacted else "first")[partition]
 
     def kept(self, within_s: float) -> dict[int, Kept]:
-        """See RemovingSource.kept.
+        """Records are removed by segments, once all records of one are too old or too many: no earlier than this says.
 
-        Records are removed by segments, once all records of one are too old or too many: no earlier than said here. A
-        partition without a removed record has not reached its size.
+        A partition without a removed record has not reached its size.
         """
         self._questions.refuse_while_away()
         partitions, limits = self._present().partitions, self._questions.limits()
@@ -156,7 +155,6 @@ class OpenKafka:
         return found.batch, found.following
 
     def reader(self, partition: int, offset: int, ahead: Ahead) -> PartitionReader:
-        """See OpenSource.reader."""
         if self._bell is None:
             self._bell = Bell() if self._part_of is None else self._part_of.bell()
         fetch = partial(self._fetch, partition, self._on_lost)

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from holdfast.errors import ConfigError, NotAdmitted
 from holdfast.runtime.formats.json_lines import JsonLines, Times
+from holdfast.runtime.plan.source import Source
 from holdfast.runtime.sources.kafka.group import GroupOffsets
 from holdfast.runtime.sources.kafka.messages import META, Decoder
 from holdfast.runtime.sources.kafka.part_of import PartOf
@@ -26,7 +27,7 @@ from holdfast.traits import SourceTraits
 
 
 @dataclass(frozen=True)
-class KafkaSource:
+class KafkaSource(Source):
     """A topic to read.
 
     Args:
@@ -58,7 +59,6 @@ class KafkaSource:
 
     @property
     def schema(self) -> pa.Schema:
-        """See Source.schema."""
         return pa.schema([*self.values, *META]) if self.meta else self.values
 
     @property
@@ -68,15 +68,13 @@ class KafkaSource:
 
     @property
     def traits(self) -> SourceTraits:
-        """See Source.traits. A compacted topic loses single records."""
+        """A compacted topic loses single records."""
         return SourceTraits(
             kind="Kafka",
             local_paths=(),
             place={"servers": self.place.servers, "topic": self.place.topic},
-            sparse=True,
             partitioned_by=self.key,
             secrets=(*self.place.secrets, *self._secrets_of_registry),
-            publishes=self.group is not None,
             removes_old=True,
         )
 
@@ -97,16 +95,13 @@ class KafkaSource:
                 next_step=f"grant the user READ on topic {self.place.topic!r}",
             )
 
-    def publisher(self) -> GroupOffsets:
-        """See PublishingSource.publisher."""
-        assert self.group is not None
-        return GroupOffsets(self.place, self.group)
+    @property
+    def publishes(self) -> GroupOffsets | None:
+        return None if self.group is None else GroupOffsets(self.place, self.group)
 
     def open(self, part_of: PartOf | None = None) -> OpenKafka:
-        """See Source.open.
-
-        Args:
-            part_of: That the topic is one of several.
+        """Args:
+        part_of: That the topic is one of several.
         """
         tombstones = Tombstones([self.values.field(name) for name in self.deletes]) if self.deletes else None
         read = self.place, self.values, self._decoder(), self.meta

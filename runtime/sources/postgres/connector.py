@@ -22,6 +22,7 @@ from holdfast.errors import ConfigError
 from holdfast.extras import install
 from holdfast.runtime.rows.row_types import RowsOf
 from holdfast.runtime.sources.captured import CapturedTableSource, log_for, one_table
+from holdfast.runtime.sources.connector import SourceConnector
 from holdfast.runtime.sources.log import Log
 from holdfast.secrets import Secret, secret_argument
 from holdfast.storage.log.changelog import record_schema
@@ -53,7 +54,7 @@ class Capturing:
 
     @property
     def place(self) -> Mapping[str, str]:
-        """See CapturedTable.place."""
+        """Where the table is, as a sink that writes to it says."""
         try:
             from holdfast.sinks.postgres.place import named
         except ImportError:
@@ -61,7 +62,7 @@ class Capturing:
         return {"database": named(self.dsn), "schema": self.schema, "table": self.table}
 
     def records(self) -> pa.Schema:
-        """See CapturedTable.records."""
+        """Ask the database for the columns that the log will have."""
         try:
             from holdfast.runtime.sources.postgres.catalogue import connected, described
         except ImportError as error:
@@ -71,7 +72,7 @@ class Capturing:
         return record_schema(table.rows(), table.key)
 
 
-class PostgresChanges(RowsOf[Any]):
+class PostgresChanges(SourceConnector, RowsOf[Any]):
     """The rows of a Postgres table and all their changes, captured into a log and read from there.
 
     `holdfast capture JOB.py` captures, as a process of its own: it appends the rows that the table has, then each
@@ -136,7 +137,6 @@ class PostgresChanges(RowsOf[Any]):
         return f"PostgresChanges('{of.schema}.{of.table}', into=Log({of.log!r}))"
 
     def source(self) -> CapturedTableSource:
-        """See Connector.source."""
         of = self.capturing
         return CapturedTableSource(of.log, partitions=of.partitions, capturing=of)
 

@@ -21,6 +21,7 @@ from holdfast.errors import ConfigError
 from holdfast.runtime.rows.row_types import ArrowSchema, RowsOf
 from holdfast.runtime.rows.schema import data_schema_of
 from holdfast.runtime.sources.captured import CapturedTableSource, log_for, one_table
+from holdfast.runtime.sources.connector import SourceConnector
 from holdfast.runtime.sources.log import Log
 from holdfast.runtime.sources.sqlite.catalogue import described, opened
 from holdfast.storage.log.changelog import record_schema
@@ -47,17 +48,17 @@ class Capturing:
 
     @property
     def place(self) -> Mapping[str, str]:
-        """See CapturedTable.place."""
+        """Where the table is, as a sink that writes to it says."""
         return {"path": self.path, "table": self.table}
 
     def records(self) -> pa.Schema:
-        """See CapturedTable.records."""
+        """Ask the database for the columns that the log will have."""
         with opened(self.path, writable=False) as db:
             table = described(db, self.table, self.schema)
         return record_schema(table.rows(), table.key)
 
 
-class SQLiteChanges(RowsOf[Any]):
+class SQLiteChanges(SourceConnector, RowsOf[Any]):
     """The rows of a SQLite table and all their changes, captured into a log and read from there.
 
     `holdfast capture JOB.py` captures, as a process of its own: it adds triggers to the table, which keep each change
@@ -115,7 +116,6 @@ class SQLiteChanges(RowsOf[Any]):
         return f"SQLiteChanges({of.path!r}, {of.table!r}, into=Log({of.log!r}))"
 
     def source(self) -> CapturedTableSource:
-        """See Connector.source."""
         of = self.capturing
         return CapturedTableSource(of.log, partitions=of.partitions, capturing=of)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
@@ -21,6 +21,7 @@ from holdfast.runtime.config.durations import Duration, duration_ms
 from holdfast.runtime.config.settings import size_bytes
 from holdfast.runtime.formats.json_lines import JsonLines, Times
 from holdfast.runtime.rows.row_types import ArrowSchema, RowsOf, T
+from holdfast.runtime.sources.connector import SourceConnector
 from holdfast.runtime.sources.kafka.values import JSON, RAW, Raw
 from holdfast.runtime.sources.log import Log, LogSource
 from holdfast.runtime.sources.webhook.signatures import Scheme, is_header, scheme_of
@@ -28,7 +29,7 @@ from holdfast.secrets import Secret, secret_argument
 from holdfast.storage.log.format import LogMeta
 from holdfast.storage.log.reader import read_meta
 from holdfast.storage.objects import open_objects
-from holdfast.traits import Library, SourceTraits
+from holdfast.traits import Library
 
 KEY, AT = "webhook_key", "webhook_at"
 META = pa.schema([pa.field(KEY, pa.utf8()), pa.field(AT, pa.timestamp("us", "UTC"))])
@@ -84,7 +85,7 @@ class Receiving:
         return None if self.raw else JsonLines(self.schema, self.times, self.defaults)
 
 
-class Webhook(RowsOf[T]):
+class Webhook(SourceConnector, RowsOf[T]):
     """JSON objects that programs elsewhere send by HTTP POST, captured into a log and read from there.
 
     `holdfast capture JOB.py` runs the port, as a process of its own: it appends each request to the log and only then
@@ -171,7 +172,6 @@ class Webhook(RowsOf[T]):
         return f"Webhook('{self.receiving.host}:{self.receiving.port}', into=Log({self.receiving.log!r}))"
 
     def source(self) -> WebhookSource:
-        """See Connector.source."""
         of = self.receiving
         columns = of.columns if self._meta else of.schema
         return WebhookSource(of.log, columns, self._row_type, of.partition_key or None, of.partitions, of)
@@ -184,12 +184,7 @@ class WebhookSource(LogSource):
     receiving: Receiving | None = field(default=None, compare=False)
 
     @property
-    def traits(self) -> SourceTraits:
-        """See Source.traits. The kind stays that of a log: a job may name the log itself instead, and resume."""
-        return replace(super().traits, captured=True)
-
-    def capture(self) -> Receiving:
-        """See CapturedSource.capture."""
+    def captured(self) -> Receiving:
         assert self.receiving is not None, "hf.Webhook gives it"
         return self.receiving
 

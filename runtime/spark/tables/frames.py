@@ -33,8 +33,10 @@ from pyspark.sql import DataFrame
 from holdfast.arguments import checked
 from holdfast.errors import ConfigError, Damaged, NotFound
 from holdfast.ports import ObjectStore
+from holdfast.runtime.plan.source import Source
 from holdfast.runtime.rows.row_types import ArrowSchema, RowsOf, T
 from holdfast.runtime.rows.schema import data_schema_of, difference_to_read
+from holdfast.runtime.sources.connector import SourceConnector
 from holdfast.runtime.sources.log import LogSource, OpenLog
 from holdfast.runtime.spark.launch import first_line
 from holdfast.runtime.spark.tables.columns import arrow_schema
@@ -62,7 +64,7 @@ class Copy(msgspec.Struct, frozen=True):
 _COPY, _SEGMENTS = msgspec.json.Decoder(Copy), msgspec.json.Decoder(list[LogSegment])
 
 
-class SparkFrame(RowsOf[T]):
+class SparkFrame(SourceConnector, RowsOf[T]):
     """The rows of a batch DataFrame; the source ends after the last one.
 
     A start of the job that has no checkpoint yet copies them into the job's folder: the job needs room for them there,
@@ -100,12 +102,11 @@ class SparkFrame(RowsOf[T]):
         return f"SparkFrame({', '.join(self._frame.columns)})"
 
     def source(self) -> FrameSource:
-        """See Connector.source."""
         return FrameSource(self._columns, self._partitions, self._expected, self._row_type, frame=self._frame)
 
 
 @dataclass(frozen=True)
-class FrameSource:
+class FrameSource(Source):
     """A DataFrame to copy and read.
 
     Args:
@@ -130,7 +131,6 @@ class FrameSource:
 
     @property
     def schema(self) -> pa.Schema:
-        """See Source.schema."""
         return self.columns if self.expected is None else self.expected
 
     @property
@@ -140,9 +140,8 @@ class FrameSource:
 
     @property
     def traits(self) -> SourceTraits:
-        """See Source.traits."""
         paths = () if self.folder is None else local(self.folder)
-        return SourceTraits(kind="SparkFrame", local_paths=paths, sparse=True, copied=True)
+        return SourceTraits(kind="SparkFrame", local_paths=paths, copied=True)
 
     def check(self) -> None:
         """Refuse columns that the DataFrame does not have. Reads no rows."""
@@ -154,11 +153,9 @@ class FrameSource:
             )
 
     def in_folder(self, folder: str) -> FrameSource:
-        """See CopiedSource.in_folder."""
         return replace(self, folder=folder)
 
     def copied(self, *, again: bool) -> FrameSource:
-        """See CopiedSource.copied."""
         store = open_objects(self._folder)
         before = _copy_in(store)
         if before is None or again:
@@ -172,7 +169,6 @@ class FrameSource:
         return replace(self, log=before.log)
 
     def open(self) -> OpenLog:
-        """See Source.open."""
         path = join(self._folder, self._log())
         found = existing_meta(open_objects(path, writable=False)).schema
         if difference := difference_to_read(self.schema, found):

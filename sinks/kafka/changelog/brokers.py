@@ -13,7 +13,8 @@ from contextlib import closing
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from holdfast.errors import HoldfastError, NotAdmitted, Unavailable
-from holdfast.sinks.kafka.changelog.reading import Found, Gone
+from holdfast.sinks.kafka.changelog.compacting import CompactedTopic
+from holdfast.sinks.kafka.changelog.reading import Feed, Found, Gone
 from holdfast.sinks.kafka.client import ProgressReader, raising
 from holdfast.sinks.kafka.options import reader_settings
 from holdfast.sinks.kafka.plain import PlainProducer
@@ -47,19 +48,17 @@ def token() -> str:
     return uuid.uuid4().hex
 
 
-class BrokerTopic:
+class BrokerTopic(CompactedTopic):
     """See reading.Topic, compacting.CompactedTopic."""
 
     def __init__(self, place: KafkaPlace) -> None:
         self._place, self._questions = place, Questions(place)
 
     def layout(self) -> Layout:
-        """See Topic.layout."""
         found = self._questions.existing(NO_STATE)
         return Layout(len(found.partitions), found.id)
 
     def progress(self) -> Progress:
-        """See Topic.progress."""
         try:
             with closing(ProgressReader(self._place)) as reader:
                 return reader.read()
@@ -70,19 +69,15 @@ class BrokerTopic:
             raise
 
     def first(self, partitions: Iterable[int]) -> dict[int, int]:
-        """See Topic.first."""
         return self._questions.offsets(partitions, "first")
 
     def written(self, partitions: Iterable[int]) -> dict[int, int]:
-        """See Topic.written."""
         return self._questions.offsets(partitions, "written")
 
     def read(self, begins: Mapping[int, int]) -> BrokerFeed:
-        """See Topic.read."""
         return BrokerFeed(self._place, begins)
 
     def holds_records(self) -> bool:
-        """See Topic.holds_records."""
         partitions = range(self.layout().partitions)
         first, ends = self.first(partitions), self._questions.offsets(partitions, "end")
         left = {each for each in partitions if first[each] < ends[each]}
@@ -99,7 +94,6 @@ class BrokerTopic:
         return False
 
     def write(self, records: Iterable[Records]) -> None:
-        """See CompactedTopic.write."""
         producer = PlainProducer(self._place)
         try:
             for each in records:
@@ -111,15 +105,13 @@ class BrokerTopic:
             producer.close()
 
     def remove(self, before: Mapping[int, int]) -> None:
-        """See CompactedTopic.remove."""
         self._questions.remove(before)
 
     def close(self) -> None:
-        """See Topic.close."""
         self._questions.close()
 
 
-class BrokerFeed:
+class BrokerFeed(Feed):
     """See reading.Feed."""
 
     def __init__(self, place: KafkaPlace, begins: Mapping[int, int]) -> None:
@@ -134,7 +126,6 @@ class BrokerFeed:
             self._consumer.assign([TopicPartition(place.topic, each, offset) for each, offset in begins.items()])
 
     def poll(self) -> Sequence[Found]:
-        """See Feed.poll."""
         with raising(self._place):
             messages = self._consumer.consume(POLL_MESSAGES, POLL_S)
         found = [each for each in map(self._found, messages) if each is not None]
@@ -148,12 +139,10 @@ class BrokerFeed:
         return found
 
     def drop(self, partition: int) -> None:
-        """See Feed.drop."""
         with raising(self._place):
             self._consumer.incremental_unassign([TopicPartition(self._place.topic, partition)])
 
     def close(self) -> None:
-        """See Feed.close."""
         self._consumer.close()
 
     def _found(self, message: Message) -> Found | None:

@@ -24,7 +24,7 @@ from typing import Protocol
 
 from holdfast.errors import ConfigError, Damaged, HoldfastError, Unavailable
 from holdfast.model import CHANGELOG, Epoch, Stretch, Tag
-from holdfast.sinks.contract.changelogs import is_on
+from holdfast.sinks.contract.changelogs import Compaction, is_on
 from holdfast.sinks.kafka.changelog.format import Broken, Decoder, Message, base_of, damaged
 from holdfast.sinks.kafka.changelog.layout import check_layout
 from holdfast.sinks.kafka.changelog.reading import Feed, Found, Gone, OpenKafkaChangelog, Topic
@@ -49,7 +49,7 @@ class CompactedTopic(Topic, Protocol):
         """Remove the records before an offset of each partition."""
 
 
-class KafkaCompaction:
+class KafkaCompaction(Compaction):
     """Compacts one changelog, again and again. See changelogs.Compaction.
 
     Args:
@@ -82,7 +82,6 @@ class KafkaCompaction:
         """How many records the topic must ever have had before the next attempt."""
 
     def compact(self, owner: str, history: Sequence[Stretch], horizon: Epoch) -> bool:
-        """See changelogs.Compaction.compact."""
         if self._failed is not None:
             raise self._failed
         if self._topic is None:

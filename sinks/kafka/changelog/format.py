@@ -37,7 +37,7 @@ import xxhash
 from holdfast.errors import ConfigError, Damaged
 from holdfast.model import Epoch, Tag, Timeline
 from holdfast.sinks.contract.changelogs import partitions_of
-from holdfast.sinks.contract.sink import DELETE, OP
+from holdfast.sinks.contract.target import DELETE, OP
 from holdfast.sinks.kafka.target import Records
 
 VERSION = 1

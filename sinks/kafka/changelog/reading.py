@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from holdfast.errors import HoldfastError, Unavailable
 from holdfast.model import CHANGELOG, NO_EPOCH, Epoch, Subtask, Tag
-from holdfast.sinks.contract.changelogs import AsOf, CompactedMeanwhile, is_on, unseen
+from holdfast.sinks.contract.changelogs import AsOf, CompactedMeanwhile, OpenChangelog, is_on, unseen
 from holdfast.sinks.contract.owners import Holding
 from holdfast.sinks.kafka.changelog.format import Broken, Decoder, Delivery, damaged, end_of
 from holdfast.sinks.kafka.changelog.layout import check_layout
@@ -108,7 +108,7 @@ class Topic(Protocol):
         """Release what is open."""
 
 
-class OpenKafkaChangelog:
+class OpenKafkaChangelog(OpenChangelog):
     """What a topic holds of a job's changelog; see changelogs.OpenChangelog.
 
     Args:
@@ -122,28 +122,23 @@ class OpenKafkaChangelog:
 
     @property
     def empty(self) -> bool:
-        """See OpenChangelog.empty."""
         return self._tag is None
 
     @property
     def holding(self) -> Holding:
-        """See OpenChangelog.holding."""
         job = self._job_uuid
         return Holding(self._progress.held(job, CHANGELOG), self._progress.newest(job, CHANGELOG))
 
     @cached_property
     def delivered(self) -> Mapping[Subtask, Epoch]:
-        """See OpenChangelog.delivered."""
         found = self._progress.tags_of(self._job_uuid, CHANGELOG)
         return {writer: tag.epoch for writer, tag in found.items()}
 
     @property
     def floor(self) -> Epoch:
-        """See OpenChangelog.floor."""
         return NO_EPOCH if self._base is None else self._base.through.epoch
 
     def records(self, which: AsOf, advanced: Callable[[int, int], object] = unseen) -> Iterator[pa.RecordBatch]:
-        """See OpenChangelog.records."""
         target = self._tag
         if target is None:
             return

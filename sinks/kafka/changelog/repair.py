@@ -18,7 +18,7 @@ from holdfast.sinks.protocol.undo import impossible, overtaken, refused, untouch
 
 
 def plan_repair(where: str, progress: Progress, rewinding: Rewinding) -> Repair:
-    """See RepairableSink.plan_repair."""
+    """See Repairs.plan_repair."""
     _must_take_over(where, progress, rewinding)
     if (lost := _lost(progress, rewinding)) is not None and _moving(where, progress, rewinding):
         return impossible(lost, takes_more=False)
@@ -26,7 +26,7 @@ def plan_repair(where: str, progress: Progress, rewinding: Rewinding) -> Repair:
 
 
 def repair(where: str, connection: Connection, content: Content, rewinding: Rewinding) -> Repair:
-    """See RepairableSink.repair."""
+    """See Repairs.repair."""
     producer = connection.producer()
     try:
         producer.init()

@@ -20,8 +20,9 @@ from holdfast.errors import ConfigError
 from holdfast.model import CHANGELOG, Tag, Writer
 from holdfast.secrets import Secret
 from holdfast.sinks.contract.changelogs import Changelog, Compaction
-from holdfast.sinks.contract.owners import Claim, Holding
-from holdfast.sinks.contract.sink import Repair, Rewinding, Sink
+from holdfast.sinks.contract.owners import Claim, Holding, Ownership
+from holdfast.sinks.contract.sink import Repair, Repairs, Rewinding, Sink
+from holdfast.sinks.contract.transactions import Transacts
 from holdfast.sinks.kafka.changelog.compacting import RECORDS_MIN, CompactedTopic, KafkaCompaction
 from holdfast.sinks.kafka.changelog.format import Encoder
 from holdfast.sinks.kafka.changelog.layout import check_alone, check_layout, refused
@@ -30,7 +31,7 @@ from holdfast.sinks.kafka.changelog.repair import plan_repair, repair
 from holdfast.sinks.kafka.options import check_options, message_max_bytes
 from holdfast.sinks.kafka.progress import Layout, Progress, layout_record, progress_topic
 from holdfast.sinks.kafka.sink import KafkaSink, check_client, transactional_id
-from holdfast.sinks.kafka.target import Connection, KafkaTarget, Mark, Records
+from holdfast.sinks.kafka.target import Connection, Content, KafkaTarget, Mark, Records
 from holdfast.sinks.kafka.transactions import KafkaTransactions
 from holdfast.sinks.log.changelog import LogChangelog
 from holdfast.storage.kafka.place import KafkaPlace, Option
@@ -81,7 +82,7 @@ class Brokers:
 
 
 @dataclass(frozen=True)
-class KafkaChangelog:
+class KafkaChangelog(Changelog):
     """The changelog of a job in a topic; see changelogs.Changelog.
 
     Args:
@@ -94,30 +95,27 @@ class KafkaChangelog:
 
     @property
     def place(self) -> Mapping[str, str]:
-        """See Changelog.place. Options are JSON; a secret among them is the place where it is."""
+        """Options are JSON; a secret among them is the place where it is."""
         place = {"kind": "kafka", "servers": self.kafka.servers, "topic": self.kafka.topic}
         given = {name: {"secret": v.reference} if isinstance(v, Secret) else v for name, v in self.kafka.options}
         return {**place, "options": json.dumps(given)} if given else place
 
     @property
     def commits_once(self) -> bool:
-        """See Changelog.commits_once: all writers would share one transactional id."""
+        """All writers would share one transactional id."""
         return True
 
     def sink(self, schema: pa.Schema, key: tuple[str, ...], key_groups: int) -> Sink:
-        """See Changelog.sink."""
         return TopicSink(self.kafka, key, key_groups, self.brokers)
 
     def open(self, job_uuid: str) -> OpenKafkaChangelog:
-        """See Changelog.open."""
         return OpenKafkaChangelog(where(self.kafka), job_uuid, self.brokers.topic(self.kafka))
 
     def in_memory(self, name: str) -> Changelog:
-        """See Changelog.in_memory: a log, since no broker runs in this process."""
+        """A log, since no broker runs in this process."""
         return LogChangelog(f"memory://{name}", PARTITIONS_IN_MEMORY, grace_s=0.0)
 
     def compaction(self, job_uuid: str) -> Compaction:
-        """See Changelog.compaction."""
         return KafkaCompaction(
             where(self.kafka),
             job_uuid,
@@ -129,7 +127,7 @@ class KafkaChangelog:
 
 
 @dataclass(frozen=True)
-class TopicSink:
+class TopicSink(Repairs, Ownership, Transacts, Sink):
     """The sink of the records; see contract.Sink."""
 
     place: KafkaPlace
@@ -139,47 +137,36 @@ class TopicSink:
 
     @property
     def where(self) -> str:
-        """See Sink.where."""
         return where(self.place)
 
     @property
     def traits(self) -> SinkTraits:
-        """See Sink.traits."""
         return SinkTraits(
             kind="Kafka",
             local_paths=(),
             place={"servers": self.place.servers, "topic": self.place.topic},
-            repairs=True,
-            merges=True,
-            checks_owner=True,
-            remembers_owner=True,
             commits_once=True,
-            probes=True,
-            transacts=True,
             secrets=self.place.secrets,
         )
 
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.check."""
         check_options(self.place)
         message_max_bytes(self.place)
         KafkaSink(self.place).check_name()
 
     def prepare(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """See Sink.prepare."""
         self.check(schema, upsert_key)
         self.brokers.prepare(self.place)
 
     def probe(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> str:
-        """See ProbingSink.probe."""
         self.check(schema, upsert_key)
         return self.brokers.probe(self.place)
 
     def accept(self, batch: pa.RecordBatch) -> None:
-        """See Sink.accept: a row of any size can be written, as several records."""
+        """A row of any size can be written, as several records."""
 
     def check_owner(self, job_uuid: str | None, name: str) -> None:
-        """See OwnedSink.check_owner. A topic with records that no delivery wrote is refused too."""
+        """A topic with records that no delivery wrote is refused too."""
         with closing(self.brokers.topic(self.place)) as topic:
             progress = topic.progress()
             check_alone(self.where, progress, job_uuid, NOT_STARTED)
@@ -201,28 +188,23 @@ class TopicSink:
         )
 
     def holding(self, job_uuid: str, name: str) -> Holding:
-        """See HeldSink.holding."""
         with closing(self.brokers.topic(self.place)) as topic:
             progress = topic.progress()
         return Holding(progress.held(job_uuid, name), progress.newest(job_uuid, name))
 
     def transactions(self, job_uuid: str, name: str) -> KafkaTransactions:
-        """See TransactionalSink.transactions."""
         check_client()
         return KafkaTransactions(self.place, transactional_id(job_uuid, name))
 
     def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> KafkaTarget:
-        """See Sink.open."""
         connection = self.brokers.connection(self.place, transactional_id(job_uuid, writer.sink))
         return KafkaTarget(self.where, connection, self._content(job_uuid), job_uuid, writer, claim)
 
     def plan_repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
-        """See RepairableSink.plan_repair."""
         with closing(self.brokers.topic(self.place)) as topic:
             return plan_repair(self.where, topic.progress(), rewinding)
 
     def repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
-        """See RepairableSink.repair."""
         connection = self.brokers.connection(self.place, transactional_id(rewinding.job_uuid, rewinding.sink))
         return repair(self.where, connection, self._content(rewinding.job_uuid), rewinding)
 
@@ -231,7 +213,7 @@ class TopicSink:
         return ChangelogContent(self.where, job_uuid, self.key_groups, message_max_bytes(self.place), look)
 
 
-class ChangelogContent:
+class ChangelogContent(Content):
     """See target.Content: the records of a changelog, in a topic that is still the one of the first delivery.
 
     Args:
@@ -245,7 +227,7 @@ class ChangelogContent:
         self._partitions = 0
 
     def marks(self, progress: Progress) -> Iterable[Mark]:
-        """See Content.marks. Another job may have begun to deliver since this one started: neither had a tag then."""
+        """Another job may have begun to deliver since this one started: neither had a tag then."""
         check_alone(self._where, progress, self._job_uuid, NOT_DELIVERED)
         if self._now is None:
             with closing(self._look()) as topic:
@@ -258,13 +240,12 @@ class ChangelogContent:
         return []
 
     def records(self, tag: Tag, before: Tag | None, batches: Sequence[pa.RecordBatch]) -> Iterable[Records]:
-        """See Content.records."""
         assert self._partitions, "marks come first"
         encoder = Encoder(self._where, self._job_uuid, self._partitions, self._key_groups, self._record_max)
         return encoder.records(tag, before, batches)
 
     def session(self) -> None:
-        """See Content.session: a topic is recreated only with an error that ends the session."""
+        """A topic is recreated only with an error that ends the session."""
         self._now = None
 
 

@@ -12,7 +12,7 @@ import pytest
 import holdfast as hf
 from holdfast.checkpoint.joblog import Job
 from holdfast.model import Epoch
-from holdfast.runtime.driver.master import RewindWanted
+from holdfast.runtime.driver.state import RewindWanted
 from holdfast.runtime.execution.checks import adoption
 from holdfast.runtime.execution.checks.ordered import refuse
 from holdfast.runtime.execution.holdings import adopted_from, read_holdings

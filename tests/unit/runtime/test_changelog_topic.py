@@ -48,7 +48,8 @@ from holdfast.runtime.worker.local import Home, LocalFolders, LocalState, Opened
 from holdfast.runtime.worker.loop import WorkerLoop
 from holdfast.sinks.contract.changelogs import ROOT, Changelog, OpenChangelog
 from holdfast.sinks.contract.owners import Claim
-from holdfast.sinks.contract.sink import Outcome, Sink
+from holdfast.sinks.contract.sink import Sink
+from holdfast.sinks.contract.target import Outcome
 from holdfast.sinks.kafka.changelog.reading import OpenKafkaChangelog
 from holdfast.sinks.kafka.changelog.sink import Brokers, KafkaChangelog
 from holdfast.sinks.log.changelog import LogChangelog, OpenLogChangelog, TopicSink

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from master_runs import running
 
 import holdfast as hf
 from holdfast.checkpoint import joblog
@@ -44,7 +45,6 @@ from holdfast.sinks.contract.owners import Held, Holding, Rival
 from holdfast.storage.log.log import create_log
 from holdfast.storage.objects import LocalObjects, MemoryObjects
 from tests.unit.runtime.test_explain import shown
-from tests.unit.runtime.test_master import running
 
 
 @dataclass

@@ -83,9 +83,9 @@ class TestCommand:
         assert postgres["library"] == {"name": "psycopg", "version": metadata.version("psycopg"), "extra": "postgres"}
         assert (postgres["package"], postgres["version"]) == ("holdfast", hf.__version__)
         assert postgres["source"] is None and postgres["problem"] is None
-        assert found["log"]["source"]["traits"]["sparse"] and found["log"]["sink"]["traits"]["commits_once"]
+        assert found["log"]["source"]["traits"]["captured"] is False and found["log"]["sink"]["traits"]["commits_once"]
         assert found["spark-frame"]["source"]["traits"]["copied"] and found["generator"]["source"]["traits"]["paced"]
-        assert found["files"]["source"]["traits"]["sparse"] and found["files"]["sink"]["traits"]["repairs"]
+        assert found["files"]["source"]["traits"]["finds"] and found["files"]["sink"]["traits"]["repairs"]
         assert found["sqlite"]["library"] == {"name": "sqlite", "version": sqlite3.sqlite_version, "extra": None}
 
     def test_every_built_in_connector_can_be_used_and_shows_what_it_can_do(
@@ -105,9 +105,12 @@ class TestCommand:
         assert f"psycopg {metadata.version('psycopg')}" in postgres and "keyed, repairs, audits, immediate" in postgres
 
     def test_traits_are_those_of_the_connectors_themselves(self, capsys: pytest.CaptureFixture[str]) -> None:
-        traits = hf.Postgres("host=db", "t", ["k"], "idempotent").traits
+        sink = hf.Postgres("host=db", "t", ["k"], "idempotent")
         shown = listed_as_json(capsys)["postgres"]["sink"]["traits"]
-        assert shown == {each: value for each, value in vars(traits).items() if isinstance(value, bool)}
+        assert {name for name, has in shown.items() if has} == {
+            *("keyed", "exclusive", "repairs", "audits", "immediate", "ownership")
+        }
+        assert shown["immediate"] == (sink.immediate is not None) and shown["transacts"] == (sink.transacts is not None)
 
     def test_a_missing_library_is_reported_with_the_extra(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -137,7 +140,7 @@ from holdfast.connectors import Library, SinkTraits, SourceTraits
 
 class Constant:
     library = Library(name="acme-client", extra="fast", version="7")
-    traits = SourceTraits(kind="Constant", local_paths=(), sparse=True)
+    traits = SourceTraits(kind="Constant", local_paths=(), paced=True)
 
 class Silent:
     def __init__(self, topic): ...
@@ -165,7 +168,7 @@ class Wrong:
 
     def test_traits_of_the_class_and_the_library_are_listed(self, found: dict[str, Any]) -> None:
         constant = found["constant"]
-        assert constant["source"]["traits"]["sparse"] and constant["sink"] is None and constant["version"] == "1.2"
+        assert constant["source"]["traits"]["paced"] and constant["sink"] is None and constant["version"] == "1.2"
         assert constant["library"] == {"name": "acme-client", "version": "7", "extra": "fast"}
 
     def test_sides_follow_from_methods_where_traits_are_unknown(self, found: dict[str, Any]) -> None:

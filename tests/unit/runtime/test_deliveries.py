@@ -37,7 +37,7 @@ from holdfast.runtime.worker.deliveries import Deliveries
 from holdfast.runtime.worker.local import MemoryState
 from holdfast.runtime.worker.under_way import SLOW_AFTER_S
 from holdfast.sinks.contract.owners import Claim
-from holdfast.sinks.contract.sink import Fault
+from holdfast.sinks.contract.target import Fault
 from holdfast.sinks.memory.sink import MemorySink
 from holdfast.storage.objects import MemoryObjects
 

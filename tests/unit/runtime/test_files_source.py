@@ -140,7 +140,7 @@ class TestFiles:
             opened.partitions()
             assert [row["n"] for row in read(opened, offset=9).values()] == [2]
             assert opened.retention_start(0) == 0 and opened.whole_from(0) == len(lines(1))
-            assert same_from(inbox.source(), opened, 0) == len(lines(1))
+            assert same_from(opened, 0) == len(lines(1))
 
     def test_of_a_folder_that_is_gone_are_not_taken_for_gone(self, inbox: Inbox) -> None:
         inbox.put("a", lines(1))
@@ -609,7 +609,7 @@ class TestArguments:
 
     def test_decide_the_traits(self, tmp_path: Path) -> None:
         here = hf.Files(tmp_path / "in", NUMBERS, "csv").source()
-        assert here.traits.local_paths == (str(tmp_path / "in"),) and here.traits.sparse and here.traits.copied
+        assert here.traits.local_paths == (str(tmp_path / "in"),) and here.traits.copied
         there = hf.Files("s3://bucket/in/", NUMBERS, "csv").source()
         assert there.traits.local_paths == () and there.traits.place == {"path": "s3://bucket/in"}
         assert replace(there, folder="/job").traits.local_paths == ("/job",)

@@ -38,7 +38,7 @@ from holdfast.runtime.plan.topic import outputs_of
 from holdfast.runtime.rows.schema import schema_of
 from holdfast.runtime.testing.cluster import Cluster
 from holdfast.runtime.testing.lanes import VirtualClock
-from holdfast.sinks.contract.sink import Outcome
+from holdfast.sinks.contract.target import Outcome
 from holdfast.sinks.log.changelog import LogChangelog
 from holdfast.sinks.log.sink import LogTarget
 from holdfast.storage.log.log import LogWriter, create_log

@@ -17,7 +17,7 @@ from played_jobs import WordsJob
 import holdfast as hf
 from holdfast.model import Tag
 from holdfast.runtime.config.settings import CONTINUOUS, MICROBATCH
-from holdfast.sinks.contract.sink import Delivered, Outcome
+from holdfast.sinks.contract.target import Delivered, Outcome
 from holdfast.sinks.http.requests import requests_of
 from holdfast.sinks.http.target import HttpTarget
 

@@ -14,6 +14,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from played_jobs import RandomJob
+from sinks_around import SinkAround
 
 import holdfast as hf
 from holdfast.errors import Fenced
@@ -30,9 +31,9 @@ from holdfast.runtime.wire.channels import MemoryNetwork
 from holdfast.runtime.worker import immediate
 from holdfast.runtime.worker.local import MemoryState
 from holdfast.runtime.worker.under_way import SLOW_AFTER_S
-from holdfast.sinks.contract.immediate import ImmediateSink, ImmediateTarget, Origin, Owner
+from holdfast.sinks.contract.immediate import ImmediateTarget, Origin, Owner, Written
 from holdfast.sinks.contract.owners import Claim
-from holdfast.sinks.contract.sink import owned
+from holdfast.sinks.contract.sink import ImmediateSink
 from holdfast.storage.log.log import LogWriter, create_log
 from holdfast.storage.objects import LocalObjects, MemoryObjects
 
@@ -46,17 +47,18 @@ class Seen:
     n: int
 
 
-class Hostile:
+class Hostile(SinkAround[ImmediateSink], ImmediateSink):
     """A sink that loses requests and replies, and whose writes are kept to be repeated by zombies."""
 
     def __init__(self, inner: ImmediateSink, rng: random.Random, zombies: list[Callable[[], object]]) -> None:
-        self.inner, self.random, self.zombies = inner, rng, zombies
-        self.key, self.check, self.prepare, self.accept = inner.key, inner.check, inner.prepare, inner.accept
-        self.open, self.written = inner.open, inner.written
-        self.where, self.traits = inner.where, inner.traits
+        super().__init__(inner)
+        self.random, self.zombies = rng, zombies
 
     def open_immediate(self, owner: Owner) -> ImmediateTarget:
         return HostileTarget(self, owner)
+
+    def written(self, job_uuid: str, sink: str) -> tuple[Written, ...]:
+        return self.inner.written(job_uuid, sink)
 
 
 class HostileTarget:
@@ -271,12 +273,11 @@ class TestChangedCode:
             self.begin(tmp_path)
         [spec] = app_of(tmp_path).plan().sinks
         job = prepare(app.plan(), resolve(app), Choices(takeover=True)).folder.job
-        sink = owned(spec.sink)
-        assert job is not None and sink is not None
+        assert job is not None and spec.sink.ownership is not None
         with pytest.raises(
             hf.ConfigError, match="was written at each commit until now, and would be written immediately"
         ):
-            sink.check_owner(job.uuid, "last")
+            spec.sink.ownership.check_owner(job.uuid, "last")
 
     def test_a_sink_cannot_change_to_writing_at_the_commit(self, tmp_path: Path) -> None:
         self.run(tmp_path, rows=3, stop=True)

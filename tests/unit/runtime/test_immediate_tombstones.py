@@ -21,8 +21,9 @@ from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.channels import MemoryNetwork
 from holdfast.runtime.worker.immediate import ImmediateWrites
 from holdfast.runtime.worker.local import MemoryState
-from holdfast.sinks.contract.immediate import ImmediateSink, ImmediateTarget, Origin, Owner
-from holdfast.sinks.contract.sink import DELETE, OP, PUT
+from holdfast.sinks.contract.immediate import ImmediateTarget, Origin, Owner
+from holdfast.sinks.contract.sink import ImmediateSink
+from holdfast.sinks.contract.target import DELETE, OP, PUT
 from holdfast.sinks.sql.sink import ImmediateTable
 from holdfast.storage.log.log import create_log
 from holdfast.storage.objects import LocalObjects, MemoryObjects

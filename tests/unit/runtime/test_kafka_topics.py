@@ -16,7 +16,7 @@ import pytest
 import holdfast as hf
 from holdfast.errors import ConfigError, Damaged, Unavailable
 from holdfast.runtime.plan.ahead import Ahead, Read
-from holdfast.runtime.plan.source import Kept, in_folder
+from holdfast.runtime.plan.source import Kept
 from holdfast.runtime.sources.kafka import reading
 from holdfast.runtime.sources.kafka.reading import OpenKafka
 from holdfast.runtime.sources.kafka.topics.catalogue import Added, Catalogue, Head, Listed, Place
@@ -137,7 +137,7 @@ class TestIdentity:
         store = LocalObjects(folder)
         write_head(store, HEAD)
         Catalogue(store, HEAD).append([Added("orders.de", "1", 2), Added("orders.fr", None, 1)])
-        bound = in_folder(source(), str(folder))
+        bound = source().in_folder(str(folder))
         assert isinstance(bound, TopicsSource)
         return bound
 
@@ -169,11 +169,11 @@ class TestSource:
 
     def test_promises_no_partitions_by_key(self) -> None:
         assert source(key="n").traits.partitioned_by == ()
-        assert source().traits.copies == "list of topics" and source(group="g").traits.publishes
+        assert source().traits.copies == "list of topics" and source(group="g").publishes is not None
 
     def test_is_not_opened_before_a_first_start_listed_the_topics(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="were not listed yet"):
-            in_folder(source(), str(tmp_path)).open()
+            source().in_folder(str(tmp_path)).open()
 
     def test_avro_does_not_look_for_a_schema_of_the_pattern(self) -> None:
         value = hf.Avro(Order, registry="http://127.0.0.1:1")
@@ -231,7 +231,7 @@ class TestConnection:
         write_head(store, HEAD)
         driver = Catalogue(store, HEAD)
         driver.append([Added("orders.de", "1", 2)])
-        opened = in_folder(source(), str(tmp_path)).open()
+        opened = source().in_folder(str(tmp_path)).open()
         driver.append([Added("orders.at", "2", 1)])
         ends = {"orders.de": {0: 5, 1: 6, 2: 7}, "orders.at": {0: 8}}
         monkeypatch.setattr(OpenKafka, "end_offsets", lambda self: ends[self._place.topic])
@@ -242,7 +242,7 @@ class TestConnection:
         write_head(store, HEAD)
         Catalogue(store, HEAD).append([Added("orders.de", "1", 1), Added("orders.fr", "2", 2)])
         monkeypatch.setattr(OpenKafka, "kept", lambda self, within_s: {each: Kept(7, 9) for each in (0, 1)})
-        kept = in_folder(source(), str(tmp_path)).open().kept(60.0)  # type: ignore[attr-defined]
+        kept = source().in_folder(str(tmp_path)).open().kept(60.0)
         assert kept[2] == Kept(7, 9, called="orders.fr 1") and kept[0].called == "orders.de 0"
 
 
@@ -264,7 +264,7 @@ def read_by(folder: Path, **more: object) -> Opened:
     """Return a driver's connection and a worker's."""
     store = LocalObjects(folder)
     write_head(store, HEAD)
-    bound = in_folder(source(**more), str(folder))
+    bound = source(**more).in_folder(str(folder))
     assert isinstance(bound, TopicsSource)
     return Opened(replace(bound, head=HEAD, lists=True).open(), replace(bound, head=HEAD).open())
 
@@ -465,7 +465,8 @@ class TestTopicThatIsDeleted:
         driver, _ = read_by(tmp_path, on_lost="earliest")
         driver.partitions()
         bound = replace(source(on_lost="earliest", group="g"), folder=str(tmp_path))
-        named = bound.publisher()._named
+        assert bound.publishes is not None
+        named = bound.publishes._named
         assert named({0: 5, 1: 6}) == [("orders.de", 0, 5), ("orders.fr", 0, 6)]
         del brokers.topics["orders.de"]
         driver.partitions()

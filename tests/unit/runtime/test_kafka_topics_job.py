@@ -17,7 +17,7 @@ import holdfast as hf
 from holdfast.errors import ConfigError, Damaged
 from holdfast.runtime.config.settings import CONTINUOUS, MODES
 from holdfast.runtime.job.status import of_run
-from holdfast.runtime.plan.source import Source, copied, in_folder
+from holdfast.runtime.plan.source import Source
 from holdfast.runtime.sources.kafka.reading import OnLost
 from holdfast.storage.kafka.place import Option
 
@@ -49,7 +49,7 @@ class Job(ReadingJob):
         self.begin(self._mode)
 
     def started(self, source: Source, *, again: bool) -> Source:
-        return copied(in_folder(source, str(self._job_folder)), again=again)
+        return source.in_folder(str(self._job_folder)).copied(again=again)
 
     def topic(self, country: str, partitions: int = 1) -> str:
         """Create a topic, or widen it."""

@@ -20,7 +20,8 @@ from holdfast.runtime.testing.source_kit import SourceKit
 from holdfast.runtime.testing.tested_sink import KEY, SinkKit
 from holdfast.runtime.wire.clock import SystemClock
 from holdfast.sinks.contract.owners import Claim
-from holdfast.sinks.contract.sink import Delivered, Outcome, Repair, Rewinding, UploadedOutput
+from holdfast.sinks.contract.sink import Repair, Rewinding
+from holdfast.sinks.contract.target import Delivered, Outcome, UploadedOutput
 from holdfast.sinks.memory.sink import MemorySink, MemoryTarget
 from holdfast.storage.log.log import LogWriter, create_log
 from holdfast.storage.objects import LocalObjects

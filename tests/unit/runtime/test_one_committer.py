@@ -66,7 +66,7 @@ class EarlierLog(NamedLog):
 
     @property
     def traits(self) -> SinkTraits:
-        return replace(super().traits, commits_once=False, uploads=False)
+        return replace(super().traits, commits_once=False)
 
 
 def with_logs(plan: Plan, kind: type[LogSink]) -> Plan:

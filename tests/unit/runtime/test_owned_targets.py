@@ -24,7 +24,7 @@ from holdfast.checkpoint.repository import Repository
 from holdfast.checkpoint.timeline import Rewind
 from holdfast.model import Epoch, Generation, JobUuid, ObjectRef, Tag, Timeline
 from holdfast.runtime.config.settings import resolve
-from holdfast.runtime.driver.master import RewindWanted
+from holdfast.runtime.driver.state import RewindWanted
 from holdfast.runtime.execution.checks import adoption, holdings
 from holdfast.runtime.execution.checks.holdings import beyond, lost_rows
 from holdfast.runtime.execution.checks.ordered import refuse

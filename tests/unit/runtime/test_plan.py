@@ -29,6 +29,7 @@ from holdfast.runtime.plan.compiler import (
     render,
     with_operator_ids,
 )
+from holdfast.sinks.contract.sink import Sink
 from holdfast.sinks.memory.sink import MemorySink
 from holdfast.traits import SinkTraits
 
@@ -43,7 +44,7 @@ BIDS = pa.schema(
 
 
 @dataclass(frozen=True)
-class Anywhere:
+class Anywhere(Sink):
     """A sink that takes everything and can be shipped."""
 
     key: tuple[str, ...] | None = None
@@ -55,9 +56,6 @@ class Anywhere:
 
     def prepare(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
         """Nothing to create."""
-
-    def accept(self, batch: pa.RecordBatch) -> None:
-        """Take everything."""
 
     def open(self, job_uuid: str, writer: Any, claim: Any = None) -> Any:
         raise AssertionError("planning opens nothing")

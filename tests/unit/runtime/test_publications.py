@@ -19,7 +19,6 @@ from holdfast.runtime.plan.model import SourceSpec
 from holdfast.runtime.testing.cluster import Cluster
 from holdfast.sinks.memory.sink import MemorySink
 from holdfast.storage.objects import MemoryObjects
-from holdfast.traits import SourceTraits
 
 AWAY = Unavailable("it is away", not_done="nothing was shown", next_step="wait")
 
@@ -47,10 +46,7 @@ class Publishing(hf.Generator):
     shown: Shown
 
     @property
-    def traits(self) -> SourceTraits:
-        return replace(super().traits, publishes=True)
-
-    def publisher(self) -> Shown:
+    def publishes(self) -> Shown:
         return self.shown
 
 

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pytest
 from logged import rows_in
 from played_jobs import RandomJob
+from sinks_around import SinkAround, TargetAround
 
 import holdfast as hf
 from holdfast.model import Tag, Writer
@@ -29,7 +30,8 @@ from holdfast.runtime.rows.dead_letters import decode_row
 from holdfast.runtime.rows.schema import schema_of
 from holdfast.runtime.testing.cluster import Cluster
 from holdfast.sinks.contract.owners import Claim
-from holdfast.sinks.contract.sink import AlreadyDelivered, Outcome, Sink, Target
+from holdfast.sinks.contract.sink import Sink
+from holdfast.sinks.contract.target import AlreadyDelivered, Outcome, Target
 from holdfast.sinks.log.sink import LogSink, LogTarget
 from holdfast.storage.log.log import LogWriter, create_log
 from holdfast.storage.objects import LocalObjects, MemoryObjects
@@ -69,13 +71,13 @@ class LossyObjects(LocalObjects):
             raise hf.Unavailable("the reply was lost", next_step="try again")
 
 
-class Hostile:
+class Hostile(SinkAround[Sink]):
     """A sink whose targets lose requests and replies, and whose deliveries are kept to be repeated."""
 
     def __init__(self, inner: Sink, rng: random.Random, zombies: list[Callable[[], Outcome]]) -> None:
-        self.inner, self._random, self._zombies = inner, rng, zombies
-        self.key, self.check, self.prepare, self.accept = inner.key, inner.check, inner.prepare, inner.accept
-        self.where, self.traits = inner.where, SinkTraits(kind="Hostile", local_paths=(), keyed=inner.traits.keyed)
+        super().__init__(inner)
+        self._random, self._zombies = rng, zombies
+        self.traits = SinkTraits(kind="Hostile", local_paths=(), keyed=inner.traits.keyed)
 
     def open(self, job_uuid: str, writer: Writer, claim: Claim | None = None) -> Target:
         again = lambda: self.inner.open(job_uuid, writer, claim)
@@ -95,10 +97,10 @@ class Hostile:
         return self._random.random() < 0.2
 
 
-class HostileTarget:
+class HostileTarget(TargetAround):
     def __init__(self, sink: Hostile, target: Target, again: Callable[[], Target]) -> None:
-        self._sink, self._target, self._again = sink, target, again
-        self.delivered, self.forget, self.close = target.delivered, target.forget, target.close
+        super().__init__(target)
+        self._sink, self._again = sink, again
 
     def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch], known: Tag | None = None) -> Outcome:
         rows = list(batches)
@@ -109,7 +111,7 @@ class HostileTarget:
 
         if self._sink.fails():
             raise hf.Unavailable("the request was lost", next_step="try again")
-        outcome = self._target.deliver(tag, rows, known)
+        outcome = self.inner.deliver(tag, rows, known)
         self._sink.attempted(zombie)
         if self._sink.fails():
             raise hf.Unavailable("the reply was lost", next_step="try again")

@@ -39,7 +39,7 @@ def at(*offsets: int | None) -> Manifest:
 class Gone:
     """A source that is open, and whose only partition was deleted."""
 
-    traits = SourceTraits(kind="Gone", local_paths=(), sparse=True, loses_partitions=True)
+    traits = SourceTraits(kind="Gone", local_paths=(), loses_partitions=True)
 
     def open(self) -> Any:
         return self

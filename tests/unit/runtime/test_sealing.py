@@ -18,7 +18,7 @@ from holdfast.errors import Unavailable
 from holdfast.model import Epoch, Generation, JobUuid, Subtask, Timeline, Uploaded, WorkerId
 from holdfast.runtime.worker.seal import SealJob
 from holdfast.runtime.worker.uploads import REFUSED_PARTS, Uploads
-from holdfast.sinks.contract.sink import Upload
+from holdfast.sinks.contract.target import Upload
 from holdfast.sinks.memory.sink import MemorySink
 from holdfast.sinks.protocol.staging import Stage
 from holdfast.state.changelog import SegmentHeader, seal, unseal
@@ -98,7 +98,8 @@ class TestUploads:
 
     def job(self, uploading: Uploading, rows: int, least: int = 2_000, paused: Counter[str] | None = None) -> SealJob:
         class Target(MemorySink):
-            def uploader(self) -> Uploading:  # type: ignore[override]
+            @property
+            def uploads(self) -> Uploading:  # type: ignore[override]
                 return uploading
 
         app = hf.App("words")

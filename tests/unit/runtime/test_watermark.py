@@ -12,16 +12,15 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from planned_source import PlannedSource
 
 from holdfast.model import SourcePosition
 from holdfast.runtime.plan.model import SourceSpec
-from holdfast.runtime.plan.source import OpenSource
 from holdfast.runtime.sources.event_time import EventTime
 from holdfast.runtime.testing.lanes import VirtualClock
 from holdfast.runtime.time.event_times import watermark_of
 from holdfast.runtime.time.watermark import LAST_US, NEVER_US, Minimum, Watermark, begin, reported
 from holdfast.runtime.wire.messages import PartitionTime
-from holdfast.traits import SourceTraits
 
 
 def after(*said: tuple[str, int, bool], parts: str = "ab") -> Minimum[str]:
@@ -183,31 +182,17 @@ class TestTheEndOfAnEpochInMicrobatchMode:
                 assert seen[-1] == merged(last) == max(seen), (last, order)
 
 
-class Source:
-    """A source that is only configured."""
-
-    schema = SCHEMA
-    row_type: type | None = None
-    where = "a source that is only configured"
-
-    def __init__(self, tells_time: bool = False) -> None:
-        self.traits = SourceTraits(kind="Source", local_paths=(), tells_time=tells_time)
-
-    def check(self) -> None:
-        """Nothing to check."""
-
-    def open(self) -> OpenSource:
-        raise AssertionError("nothing is read")
-
-
 class Reading:
     """The event time of partitions 0 and 1, idle after 10 s, 2 s out of order; and the watermarks sent."""
 
-    def __init__(self, *positions: SourcePosition, opened: Any = None, marks: pl.Expr | None = None) -> None:
+    def __init__(
+        self, *positions: SourcePosition, opened: WithWatermarks | None = None, marks: pl.Expr | None = None
+    ) -> None:
         self.clock, self.sent = VirtualClock(), list[Watermark]()
         watermark = None if marks is None else watermark_of(marks, SCHEMA, "a test")
-        spec = SourceSpec("s", Source(opened is not None), 0, "at", 2_000_000, 10.0, watermark=watermark)
-        self.time = EventTime(spec, opened, list(positions), self.clock, self.sent.append)
+        spec = SourceSpec("s", PlannedSource(SCHEMA), 0, "at", 2_000_000, 10.0, watermark=watermark)
+        reported: Any = WithWatermarks() if opened is None else opened
+        self.time = EventTime(spec, reported, list(positions), self.clock, self.sent.append)
 
     def quiet(self, seconds: float, *partitions: int) -> None:
         self.clock.now += seconds

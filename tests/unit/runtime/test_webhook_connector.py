@@ -16,7 +16,6 @@ import pytest
 
 import holdfast as hf
 from holdfast.runtime.capture.requests import KEY_LENGTH_MAX, Accepted, Echo, Refused, Requests
-from holdfast.runtime.plan.source import capture_of
 from holdfast.runtime.sources.log import LogSource
 from holdfast.runtime.sources.webhook.connector import Receiving
 from holdfast.secrets import Secret
@@ -50,7 +49,7 @@ class TestSource:
         assert isinstance(source, LogSource) and (source.key, source.partitions) == (("id",), 2)
         assert source.schema.names == ["id", "cents", "at", "channel"] and source.row_type is Payment
         assert (source.traits.kind, source.traits.log) == ("Log", str(tmp_path))
-        assert source.traits.captured and source.traits.partitioned_by == ("id",)
+        assert source.captured is not None and source.traits.partitioned_by == ("id",)
 
     def test_with_meta_has_the_key_and_the_time_too(self) -> None:
         source = webhook(meta=True).source()
@@ -60,8 +59,8 @@ class TestSource:
         monkeypatch.setenv("WEBHOOK_SECRET", "hush")
         source = webhook(signature="github", secret=SECRET).source()
         sent = pickle.dumps(source)
-        assert capture_of(pickle.loads(sent)) == source.receiving and b"hush" not in sent  # noqa: S301
-        assert capture_of(hf.Log("data/payments").source()) is None
+        assert pickle.loads(sent).captured == source.receiving and b"hush" not in sent  # noqa: S301
+        assert hf.Log("data/payments").source().captured is None
 
     def test_names_the_command_while_there_is_no_log(self, tmp_path: Path) -> None:
         with pytest.raises(hf.ConfigError, match="no request was captured yet") as caught:

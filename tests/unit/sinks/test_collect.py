@@ -12,7 +12,7 @@ from polars.testing import assert_frame_equal
 
 import holdfast as hf
 from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
-from holdfast.sinks.contract.sink import DELETE, OP, PUT
+from holdfast.sinks.contract.target import DELETE, OP, PUT
 from holdfast.sinks.program.collect import Collect
 
 JOB = "6f9b0f6e-0000-4000-8000-000000000001"

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.errors import Unavailable
 from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
-from holdfast.sinks.contract.sink import DELETE, OP, PUT, AlreadyDelivered
+from holdfast.sinks.contract.target import DELETE, OP, PUT, AlreadyDelivered
 from holdfast.sinks.program.console import SUFFIX, Console, ConsoleTarget, lines_of
 
 JOB = "6f9b0f6e-0000-4000-8000-000000000001"

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from holdfast.errors import ConfigError, Damaged, Fenced, Unavailable
 from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.contract.owners import NEVER, Claim, Held, Rival
-from holdfast.sinks.contract.sink import AlreadyDelivered, Delivered, Fault, Rewinding, no_fault
+from holdfast.sinks.contract.sink import Rewinding
+from holdfast.sinks.contract.target import AlreadyDelivered, Delivered, Fault, no_fault
 from holdfast.sinks.delta.columns import DELTA
 from holdfast.sinks.lakehouse.book import (
     Book,

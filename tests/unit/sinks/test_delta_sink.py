@@ -39,7 +39,7 @@ from lake_rows import (
 
 import holdfast as hf
 from holdfast.errors import ConfigError, Damaged, HoldfastError, NotAdmitted, Unavailable
-from holdfast.sinks.contract.sink import OP, PUT, Delivered
+from holdfast.sinks.contract.target import OP, PUT, Delivered
 from holdfast.sinks.delta.client import HISTORY_READ, DeltaConnection, LoadedVersion
 from holdfast.sinks.delta.errors import is_conflict, meaning_of
 from holdfast.sinks.delta.place import DEFAULTS, place_of, unsafe

@@ -18,7 +18,8 @@ from holdfast.errors import AlreadyExists, ConfigError, Damaged, Fenced, Unavail
 from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
 from holdfast.ports import ObjectStore
 from holdfast.sinks.contract.owners import NEVER, Claim
-from holdfast.sinks.contract.sink import AlreadyDelivered, Delivered, Outcome, Repair, Rewinding
+from holdfast.sinks.contract.sink import Repair, Rewinding
+from holdfast.sinks.contract.target import AlreadyDelivered, Delivered, Outcome
 from holdfast.sinks.files.commits import FOLLOWED_MAX, Commits, Stores, create_folder
 from holdfast.sinks.files.format import META_PATH, OWN_FOLDER, STAGING
 from holdfast.sinks.files.hive import Partitioning, values_in

@@ -23,7 +23,7 @@ from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
 from holdfast.runtime.processes.tls import make_credentials
 from holdfast.runtime.sources.webhook.signatures import problem_of as signature_problem
 from holdfast.runtime.sources.webhook.signatures import scheme_of
-from holdfast.sinks.contract.sink import AlreadyDelivered, Delivered
+from holdfast.sinks.contract.target import AlreadyDelivered, Delivered
 from holdfast.sinks.http import replies, requests
 from holdfast.sinks.http.requests import Request
 from holdfast.sinks.http.sink import Http
@@ -454,7 +454,7 @@ class TestProbe:
         with closing(sink.open(JOB, LEFT)) as target:
             target.deliver(tag(1), [])
         with pytest.raises(ConfigError, match="of another job"):
-            sink.check_owner(None, "out")
+            sink.ownership.check_owner(None, "out")
 
 
 class TestRetryAfter:

@@ -43,7 +43,7 @@ from sqlalchemy.exc import OperationalError
 
 import holdfast as hf
 from holdfast.errors import ConfigError, Damaged, NotAdmitted, Unavailable
-from holdfast.sinks.contract.sink import OP, PUT, AlreadyDelivered, Delivered
+from holdfast.sinks.contract.target import OP, PUT, AlreadyDelivered, Delivered
 from holdfast.sinks.iceberg.client import IcebergConnection
 from holdfast.sinks.iceberg.errors import meaning_of
 

@@ -16,7 +16,7 @@ from registry_server import RegistryServer
 
 import holdfast as hf
 from holdfast.errors import ConfigError, Unavailable
-from holdfast.sinks.contract.sink import DELETE, OP, PUT
+from holdfast.sinks.contract.target import DELETE, OP, PUT
 from holdfast.sinks.kafka.avro import AvroRows
 from holdfast.sinks.kafka.avro_schema import derived
 from holdfast.sinks.kafka.encoding import Encoding

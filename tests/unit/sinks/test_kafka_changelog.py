@@ -19,7 +19,8 @@ from holdfast.errors import ConfigError, Damaged, HoldfastError, NotAdmitted, Un
 from holdfast.model import CHANGELOG, EPOCH_MAX, Epoch, Generation, Stretch, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.contract.changelogs import AsOf, CompactedMeanwhile, shown_place
 from holdfast.sinks.contract.owners import Claim
-from holdfast.sinks.contract.sink import OP, Delivered, Fault, FaultPoint, Rewinding, no_fault
+from holdfast.sinks.contract.sink import Rewinding
+from holdfast.sinks.contract.target import OP, Delivered, Fault, FaultPoint, no_fault
 from holdfast.sinks.kafka.changelog.brokers import BrokerFeed
 from holdfast.sinks.kafka.changelog.compacting import KafkaCompaction
 from holdfast.sinks.kafka.changelog.format import Broken, Decoder, Encoder
@@ -797,7 +798,7 @@ class TestRefusals:
         name = kafka.topic(2, **{"retention.ms": "-1", **setting})
         place = KafkaChangelog(KafkaPlace(kafka.servers, name))
         sink = place.sink(RECORDS, KEY, GROUPS)
-        for look in (sink.prepare, sink.probe):  # type: ignore[attr-defined]
+        for look in (sink.prepare, sink.probe):
             with pytest.raises(ConfigError, match=f"has {shown}: the brokers would remove records of the job's state"):
                 look(RECORDS, KEY)
 
@@ -843,10 +844,10 @@ class TestPlaces:
     def test_are_probed_without_a_change(self, kafka: KafkaServer) -> None:
         name = f"{kafka.topic()}-state"
         sink = KafkaChangelog(KafkaPlace(kafka.servers, name)).sink(RECORDS, KEY, GROUPS)
-        assert sink.probe(RECORDS, KEY) == "the first start creates the topic, with 4 partitions"  # type: ignore[attr-defined]
+        assert sink.probe(RECORDS, KEY) == "the first start creates the topic, with 4 partitions"
         assert name not in kafka.admin.list_topics(timeout=ANSWER_WITHIN_S).topics
         sink.prepare(RECORDS, KEY)
-        assert sink.probe(RECORDS, KEY) == "the topic has 4 partitions, and keeps its records"  # type: ignore[attr-defined]
+        assert sink.probe(RECORDS, KEY) == "the topic has 4 partitions, and keeps its records"
         assert progress_topic(name) in kafka.admin.list_topics(timeout=ANSWER_WITHIN_S).topics
 
     @pytest.mark.kafka
@@ -884,7 +885,7 @@ class TestPlaces:
         for each in (name, progress_topic(name)):
             kafka.allow(each, "READ", "WRITE", "DESCRIBE")
         sink = hf.Kafka(kafka.guarded, name, options=options).changelog().sink(RECORDS, KEY, GROUPS)
-        for ask in (sink.probe, sink.prepare):  # type: ignore[attr-defined]
+        for ask in (sink.probe, sink.prepare):
             with pytest.raises(NotAdmitted, match="no right to read its settings") as refused:
                 ask(RECORDS, KEY)
             assert "DESCRIBE_CONFIGS" in (refused.value.next_step or "")

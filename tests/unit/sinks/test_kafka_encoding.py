@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.errors import ConfigError
 from holdfast.runtime.formats.json_lines import JsonLines, Times
-from holdfast.sinks.contract.sink import DELETE, OP, PUT
+from holdfast.sinks.contract.target import DELETE, OP, PUT
 from holdfast.sinks.json_values.rows import keys_of
 from holdfast.sinks.kafka.encoding import RECORD_OVERHEAD, Encoding, JsonValues, RawValues, Values
 

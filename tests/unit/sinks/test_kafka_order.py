@@ -18,7 +18,7 @@ from kafka_fake import FAULTS, FakeBrokers, FakeConnection, FakeProducer, as_rec
 from holdfast.errors import ConfigError, Damaged, Fenced, HoldfastError, Unavailable
 from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.contract.owners import NEVER, Claim, Held
-from holdfast.sinks.contract.sink import AlreadyDelivered, Delivered, Fault, FaultPoint, no_fault
+from holdfast.sinks.contract.target import AlreadyDelivered, Delivered, Fault, FaultPoint, no_fault
 from holdfast.sinks.kafka.progress import Progress, owner_record, progress_topic, tag_record, topic_record
 from holdfast.sinks.kafka.sink import transactional_id
 from holdfast.sinks.kafka.target import EachRow, KafkaTarget, Records, Session

@@ -34,7 +34,7 @@ from holdfast.errors import ConfigError, Damaged, HoldfastError, NotAdmitted, Un
 from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
 from holdfast.runtime.rows.dead_letters import DEAD_LETTERS
 from holdfast.sinks.contract.owners import Claim
-from holdfast.sinks.contract.sink import DELETE, OP, PUT, AlreadyDelivered, Delivered, FaultPoint, Outcome
+from holdfast.sinks.contract.target import DELETE, OP, PUT, AlreadyDelivered, Delivered, FaultPoint, Outcome
 from holdfast.sinks.kafka.options import producer_settings, reader_settings
 from holdfast.sinks.kafka.progress import progress_topic, tag_record
 from holdfast.sinks.kafka.repeating_sink import RepeatingKafka

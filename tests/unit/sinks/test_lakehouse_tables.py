@@ -42,7 +42,7 @@ from lake_rows import (
 from holdfast.errors import ConfigError, Damaged, Fenced, Unavailable
 from holdfast.model import Generation, Subtask, Writer
 from holdfast.sinks.contract.owners import Held
-from holdfast.sinks.contract.sink import DELETE, OP, PUT, AlreadyDelivered, Delivered
+from holdfast.sinks.contract.target import DELETE, OP, PUT, AlreadyDelivered, Delivered
 
 Table = Any
 """A FolderTable or a FolderCatalog."""

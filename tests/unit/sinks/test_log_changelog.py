@@ -15,7 +15,8 @@ from holdfast.model import CHANGELOG, EPOCH_MAX, NO_EPOCH, Epoch, Generation, St
 from holdfast.runtime.cli.main import main
 from holdfast.sinks.contract.changelogs import ROOT, AsOf, CompactedMeanwhile, check_holds, check_reaches, partitions_of
 from holdfast.sinks.contract.owners import Claim
-from holdfast.sinks.contract.sink import OP, Rewinding
+from holdfast.sinks.contract.sink import Rewinding
+from holdfast.sinks.contract.target import OP
 from holdfast.sinks.log.changelog import LogChangelog, TopicSink
 from holdfast.sinks.log.sink import LogSink
 from holdfast.state.records import KEY, RECORDS

@@ -13,7 +13,8 @@ from holdfast.model import CHANGELOG, EPOCH_MAX, NO_EPOCH, Epoch, Generation, St
 from holdfast.ports import ObjectStore
 from holdfast.sinks.contract.changelogs import AsOf, unseen
 from holdfast.sinks.contract.owners import Claim
-from holdfast.sinks.contract.sink import OP, Rewinding
+from holdfast.sinks.contract.sink import Rewinding
+from holdfast.sinks.contract.target import OP
 from holdfast.sinks.log.changelog import by_key_group
 from holdfast.sinks.log.compacting import TopicCompaction, When
 from holdfast.sinks.log.records import RecordsReader

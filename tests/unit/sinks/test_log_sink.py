@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.errors import AlreadyExists, ConfigError, Damaged, Unavailable
 from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
-from holdfast.sinks.contract.sink import AlreadyDelivered, Delivered, OwnedSink
+from holdfast.sinks.contract.target import AlreadyDelivered, Delivered
 from holdfast.sinks.log.sink import LogSink, LogTarget, misfit, writer_name
 from holdfast.storage.log.log import LogReader, LogWriter, create_log, read_meta
 from holdfast.storage.log.partitioning import partitions_of
@@ -70,8 +70,7 @@ def sink(tmp_path: Path) -> LogSink:
 
 class TestChecking:
     def test_the_sink_checks_its_owner_and_can_be_pickled(self, sink: LogSink) -> None:
-        checked: OwnedSink = sink
-        assert checked.traits.checks_owner and not checked.traits.keyed
+        assert sink.ownership is sink and not sink.traits.keyed
         given = LogSink("/data/log", ("n",), 2, SCHEMA)
         assert pickle.loads(pickle.dumps(given)) == given  # noqa: S301
 

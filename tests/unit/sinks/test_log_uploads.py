@@ -15,7 +15,8 @@ from logged import rows_in
 from holdfast.errors import AlreadyExists, Fenced, Unavailable
 from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.contract.owners import Claim
-from holdfast.sinks.contract.sink import OP, AlreadyDelivered, Delivered, Rewinding, Upload, UploadedOutput
+from holdfast.sinks.contract.sink import Rewinding
+from holdfast.sinks.contract.target import OP, AlreadyDelivered, Delivered, Upload, UploadedOutput
 from holdfast.sinks.log.sink import LogTarget, placed, repair
 from holdfast.sinks.log.uploads import UPLOADED, LogUploader
 from holdfast.storage.bulk import Page

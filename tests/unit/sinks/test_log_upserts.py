@@ -15,7 +15,8 @@ from logged import rows_in
 from holdfast.errors import ConfigError, Unavailable
 from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.contract.audited import AuditQuery
-from holdfast.sinks.contract.sink import DELETE, OP, PUT, AlreadyDelivered, Delivered, Outcome, Rewinding
+from holdfast.sinks.contract.sink import Rewinding
+from holdfast.sinks.contract.target import DELETE, OP, PUT, AlreadyDelivered, Delivered, Outcome
 from holdfast.sinks.log.audit import contents
 from holdfast.sinks.log.sink import LogSink, LogTarget, plan_repair, repair
 from holdfast.sinks.protocol.staging import audited, last_per_key

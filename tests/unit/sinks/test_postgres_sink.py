@@ -26,7 +26,7 @@ from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
 from holdfast.secrets import Secret
 from holdfast.sinks.contract.audited import AuditQuery
 from holdfast.sinks.contract.owners import Claim
-from holdfast.sinks.contract.sink import AlreadyDelivered, Delivered, FaultPoint
+from holdfast.sinks.contract.target import AlreadyDelivered, Delivered, FaultPoint
 from holdfast.sinks.postgres.errors import meaning_of, said_by
 from holdfast.sinks.postgres.sink import Postgres
 from holdfast.sinks.sql import audit
@@ -207,7 +207,7 @@ class TestSecrets:
         secret = hf.secret("env:PG_PASSWORD")
         sink = hf.Postgres("postgresql://app@db/x", "t", ["user"], "idempotent", password=secret)
         assert "password=***" in repr(sink) and "PG_PASSWORD" not in repr(sink)
-        assert sink.traits.secrets == sink.immediate().traits.secrets == (secret,)
+        assert sink.immediate is not None and sink.traits.secrets == sink.immediate.traits.secrets == (secret,)
         assert hf.Postgres("postgresql://app@db/x", "t").traits.secrets == ()
 
 

@@ -20,7 +20,7 @@ import holdfast as hf
 from holdfast.errors import ConfigError, Damaged, Fenced, HoldfastError, NotAdmitted, Unavailable
 from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.contract.owners import Claim, Held, Rival
-from holdfast.sinks.contract.sink import DELETE, OP, PUT, AlreadyDelivered, Delivered, EpochOutput, Fault, FaultPoint
+from holdfast.sinks.contract.target import DELETE, OP, PUT, AlreadyDelivered, Delivered, EpochOutput, Fault, FaultPoint
 from holdfast.sinks.redis import client
 from holdfast.sinks.redis.book import SINK, Book, owner_field, sink_value, tag_field, tag_value
 from holdfast.sinks.redis.script import CHUNK_BYTES, Change, packed
@@ -335,7 +335,7 @@ class TestScript:
 
 class TestSeveralEpochs:
     def test_leave_the_tag_of_the_last_so_the_next_delivery_continues_there(self) -> None:
-        """See MergingTarget.deliver_together. Below the tag that the writer knows, a target counts as restored from a
+        """See Merges.deliver_together. Below the tag that the writer knows, a target counts as restored from a
         backup (P24)."""
         target = RedisTarget("Redis x", Hash(), lambda rows: [(b"key", b"value")], JOB, LEFT)
         epochs = [EpochOutput(tag(1), [batch(ANN)]), EpochOutput(tag(2), [batch(BEA)])]

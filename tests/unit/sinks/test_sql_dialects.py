@@ -18,7 +18,8 @@ from holdfast.errors import ConfigError
 from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.contract.audited import Gone
 from holdfast.sinks.contract.owners import Claim
-from holdfast.sinks.contract.sink import DELETE, OP, PUT, Rewinding
+from holdfast.sinks.contract.sink import Rewinding
+from holdfast.sinks.contract.target import DELETE, OP, PUT
 from holdfast.sinks.sql.target import SqlTarget
 from holdfast.sinks.sqlite.sink import SQLite
 

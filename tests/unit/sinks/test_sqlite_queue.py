@@ -14,7 +14,7 @@ import pytest
 
 from holdfast.errors import Unavailable
 from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
-from holdfast.sinks.contract.sink import Delivered
+from holdfast.sinks.contract.target import Delivered
 from holdfast.sinks.sql.target import SqlTarget
 from holdfast.sinks.sqlite import queue as sqlite_queue
 from holdfast.sinks.sqlite.queue import queue_of

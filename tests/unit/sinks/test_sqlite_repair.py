@@ -14,7 +14,8 @@ import pytest
 
 from holdfast.errors import ConfigError, Unavailable
 from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
-from holdfast.sinks.contract.sink import DELETE, OP, PUT, Repair, Rewinding
+from holdfast.sinks.contract.sink import Repair, Rewinding
+from holdfast.sinks.contract.target import DELETE, OP, PUT
 from holdfast.sinks.sql.added import ranges_of
 from holdfast.sinks.sql.values import from_json
 from holdfast.sinks.sqlite.sink import SQLite

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from holdfast.errors import ConfigError
 from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
-from holdfast.sinks.contract.sink import DELETE, OP, PUT, Delivered
+from holdfast.sinks.contract.target import DELETE, OP, PUT, Delivered
 from holdfast.sinks.sql.row_tags import last_tag, row_tag
 from holdfast.sinks.sql.table import TAG_COLUMN
 from holdfast.sinks.sqlite.sink import SQLite

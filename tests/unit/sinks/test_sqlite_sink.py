@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from holdfast.errors import ConfigError, Damaged, Unavailable
 from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
-from holdfast.sinks.contract.sink import DELETE, OP, PUT, AlreadyDelivered, Delivered
+from holdfast.sinks.contract.target import DELETE, OP, PUT, AlreadyDelivered, Delivered
 from holdfast.sinks.sql.dialect import Column
 from holdfast.sinks.sql.target import SqlTarget
 from holdfast.sinks.sql.values import from_json, real_as_json, rows_of

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import ConfigError, Damaged
-from holdfast.sinks.contract.sink import DELETE, OP, PUT
+from holdfast.sinks.contract.target import DELETE, OP, PUT
 from holdfast.sinks.protocol.staging import FEW_ROWS, Part, Stage, decode, encode, last_per_key, staged_schema
 
 SCHEMA = pa.schema([pa.field("user", pa.int64()), pa.field("name", pa.string())])

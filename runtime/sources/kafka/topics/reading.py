@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from holdfast.errors import Damaged, Unavailable
 from holdfast.runtime.plan.ahead import Ahead, DirectReader, Read
-from holdfast.runtime.plan.source import Kept, PartitionReader
+from holdfast.runtime.plan.source import Kept, OpenSource, PartitionReader
 from holdfast.runtime.sources.kafka.bell import Bell
 from holdfast.runtime.sources.kafka.part_of import PartOf
 from holdfast.runtime.sources.kafka.reading import OpenKafka, TopicGone
@@ -44,7 +44,7 @@ _NOWHERE = 1 << 62
 V = TypeVar("V")
 
 
-class OpenTopics:
+class OpenTopics(OpenSource):
     """Topics that are open. It may be used again after `close`, which drops connections only.
 
     Args:
@@ -143,7 +143,6 @@ class OpenTopics:
         return dict.fromkeys(known, 0) | self._of_all(lambda opened: opened.end_offsets())
 
     def kept(self, within_s: float) -> dict[int, Kept]:
-        """See RemovingSource.kept."""
         self._catalogue.refresh()
         kept = self._of_all(lambda opened: opened.kept(within_s))
         places = {number: self._at(number) for number in kept}
@@ -157,12 +156,10 @@ class OpenTopics:
         return 0 if self._is_over(partition) else self._opened(partition).retention_start(at.partition)
 
     def whole_from(self, partition: int) -> int:
-        """See SparseSource.whole_from."""
         at = self._at(partition)
         return _NOWHERE if self._is_over(partition) else self._opened(partition).whole_from(at.partition)
 
     def gone(self, partition: int) -> str | None:
-        """See LosingSource.gone."""
         return f"topic {self._at(partition).topic!r} no longer exists" if self._is_over(partition) else None
 
     def read(self, partition: int, offset: int, max_bytes: int) -> tuple[pa.RecordBatch | None, int]:
@@ -170,7 +167,7 @@ class OpenTopics:
         return self._opened(partition).read(at.partition, offset, max_bytes)
 
     def reader(self, partition: int, offset: int, ahead: Ahead) -> PartitionReader:
-        """See OpenSource.reader. Brokers are not asked for a topic that has ended."""
+        """Brokers are not asked for a topic that has ended."""
         at = self._at(partition)
         if self._catalogue.is_over(partition):
             return DirectReader(lambda offset, _bytes_max: Read(None, offset), offset)
@@ -226,7 +223,7 @@ class OpenTopics:
         return self._bell
 
     def _await_all(self, until: float) -> None:
-        """See PartOf.await_all. A job may have lost many topics since it ran last, and would wait for one by one."""
+        """A job may have lost many topics since it ran last, and would wait for one by one."""
         with self._waiting:
             if self._has_waited:
                 return

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from holdfast.errors import ConfigError, NotAdmitted
 from holdfast.ports import ObjectStore
+from holdfast.runtime.plan.source import Source
 from holdfast.runtime.sources.kafka.group import GroupOffsets
 from holdfast.runtime.sources.kafka.messages import TOPIC
 from holdfast.runtime.sources.kafka.part_of import PartOf
@@ -32,7 +33,7 @@ _NOT_STARTED = "the job was not started"
 
 
 @dataclass(frozen=True)
-class TopicsSource:
+class TopicsSource(Source):
     """Topics to list and read.
 
     Args:
@@ -53,12 +54,10 @@ class TopicsSource:
 
     @property
     def schema(self) -> pa.Schema:
-        """See Source.schema."""
         return self.each.schema.append(TOPIC) if self.each.meta else self.each.schema
 
     @property
     def row_type(self) -> type | None:
-        """See Source.row_type."""
         return self.each.row_type
 
     @property
@@ -68,7 +67,7 @@ class TopicsSource:
 
     @property
     def traits(self) -> SourceTraits:
-        """See Source.traits. Two topics may have the same key, so none chooses a partition of the source."""
+        """Two topics may have the same key, so none chooses a partition of the source."""
         return replace(
             self.each.traits,
             local_paths=() if self.folder is None else local(self.folder),
@@ -109,21 +108,19 @@ class TopicsSource:
         return self.folder is not None and read_head(open_objects(self.folder, writable=False)) is not None
 
     def would_read(self, target: Mapping[str, str]) -> bool:
-        """See FindingSource.would_read."""
         topic, servers = target.get("topic"), target.get("servers", "")
         return topic is not None and is_one_cluster(servers, self.each.place.servers) and matches(self.pattern, topic)
 
-    def publisher(self) -> GroupOffsets:
-        """See PublishingSource.publisher."""
-        assert self.each.group is not None
-        return GroupOffsets(self.each.place, self.each.group, _Names(self))
+    @property
+    def publishes(self) -> GroupOffsets | None:
+        group = self.each.group
+        return None if group is None else GroupOffsets(self.each.place, group, _Names(self))
 
     def in_folder(self, folder: str) -> TopicsSource:
-        """See CopiedSource.in_folder."""
         return replace(self, folder=folder)
 
     def copied(self, *, again: bool) -> TopicsSource:
-        """See CopiedSource.copied: what is copied is the list of topics."""
+        """What is copied is the list of topics."""
         store = open_objects(self._folder)
         before = read_head(store)
         if before is not None and not again:
@@ -148,7 +145,6 @@ class TopicsSource:
             opened.close()
 
     def open(self) -> OpenTopics:
-        """See Source.open."""
         read = self.each.place, self.pattern, self.catalogue(), self._open_one
         return OpenTopics(*read, lists=self.lists, may_end=self.may_end)
 

@@ -18,7 +18,7 @@ import holdfast as hf
 from holdfast.errors import Fenced
 from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
 from holdfast.runtime.inspect.stored import open_job
-from holdfast.sinks.contract.sink import Delivered
+from holdfast.sinks.contract.target import Delivered
 from holdfast.sinks.kafka.progress import progress_topic
 from holdfast.sinks.kafka.sink import transactional_id
 
