@@ -43,7 +43,8 @@ from holdfast.runtime.spark.launch import first_line, is_one_process
 from holdfast.runtime.wire.clock import SystemClock
 from holdfast.runtime.wire.presence import boot_id
 from holdfast.runtime.wire.vitals import FUNCTION, SOURCE
-from holdfast.runtime.worker.images import LocalImages, WarmState
+from holdfast.runtime.worker.local.images import LocalImages
+from holdfast.runtime.worker.local.warm import WarmState
 from holdfast.storage.objects import open_objects
 
 _log = logging.getLogger(__name__)
@@ -206,7 +207,7 @@ def _stage(task: BatchTask, layer: int) -> Callable[[Iterable[pa.RecordBatch]], 
         incoming = _values(batches) if layer else _nothing(batches)
         with closing(marks.CallMarks(task.hung_after_s, attempt.subtask)) as calls:
             budget = budget_of(task.batch.plan, task.memory)
-            state = WarmState(store, clock, time.sleep, LocalImages(budget=budget))
+            state = WarmState(clock, time.sleep, LocalImages(budget=budget))
             paused = _paused_uploads(task.batch.deploys[0].job_uuid)
             ports = Ports(clock, store, state, time.sleep, calls.mark, budget, paused)
             for parcel in run_task(task.batch, ports, attempt, incoming):

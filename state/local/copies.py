@@ -17,7 +17,7 @@ Source: docs/design/0122-local-images.md; PROTOCOL P14, P15.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Callable
 
 from holdfast.model import ObjectRef
 from holdfast.ports import KeyValue
@@ -75,13 +75,13 @@ class Copies:
         data = b"".join(part or b"" for part in parts)
         return data if hashlib.sha256(data).hexdigest() == ref.sha256 else None
 
-    def retain(self, paths: Collection[str]) -> None:
-        """Remove all copies but these.
+    def remove(self, chosen: Callable[[str], bool]) -> None:
+        """Remove the copies of objects with these names.
 
         Raises:
             Unavailable: some may remain; a later call removes them.
         """
-        removed = [path for path in self._sizes if path not in paths]
+        removed = [path for path in self._sizes if chosen(path)]
         if not removed:
             return
         self._store.write([], [_LISTED + path.encode() for path in removed])

@@ -16,7 +16,7 @@ import pytest
 from holdfast.model import WorkerId
 from holdfast.runtime.time.windows import CLOCK_KEY
 from holdfast.runtime.worker.compaction import restore
-from holdfast.runtime.worker.local import MemoryState
+from holdfast.runtime.worker.local.opened import MemoryState
 from holdfast.state.store import StateStore
 from holdfast.testing import TestDriver
 

@@ -43,8 +43,10 @@ from holdfast.runtime.plan.shown.report import describe, render
 from holdfast.runtime.plan.topic import outputs_of
 from holdfast.runtime.rows.schema import schema_of
 from holdfast.runtime.testing.cluster import HEARTBEAT_S, Cluster
-from holdfast.runtime.worker.local import Home, LocalFolders, LocalState, Opened, Target
+from holdfast.runtime.worker.local.home import Home
+from holdfast.runtime.worker.local.opened import LocalFolders, LocalState, Opened
 from holdfast.runtime.worker.loop import WorkerLoop
+from holdfast.runtime.worker.target import Target
 from holdfast.sinks.contract.changelogs import ROOT, Changelog, OpenChangelog
 from holdfast.sinks.contract.owners import Claim
 from holdfast.sinks.contract.sink import Outcome, Sink

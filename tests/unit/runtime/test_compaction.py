@@ -24,7 +24,7 @@ from holdfast.model import (
 from holdfast.runtime.plan.model import Plan
 from holdfast.runtime.wire.messages import Active, Deploy
 from holdfast.runtime.worker.compaction import CompactJob, restore
-from holdfast.runtime.worker.local import Opened
+from holdfast.runtime.worker.local.opened import Opened
 from holdfast.state.changelog import SegmentHeader, seal
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.local.memory import MemoryKeyValue

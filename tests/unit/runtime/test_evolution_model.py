@@ -20,7 +20,8 @@ from planned_source import PlannedSource
 import holdfast as hf
 from holdfast.model import WorkerId
 from holdfast.runtime.plan.compiler import Plan
-from holdfast.runtime.worker.local import Opened, Target, identity_of
+from holdfast.runtime.worker.local.opened import Opened
+from holdfast.runtime.worker.target import Target, identity_of
 from holdfast.sinks.memory.sink import MemorySink
 from holdfast.state.evolution import declaration
 from holdfast.state.keys.keygroups import range_of

@@ -29,8 +29,9 @@ from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.testing.lanes import InlineLanes, VirtualClock
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.worker.following import RETRY_S, Following
-from holdfast.runtime.worker.local import Opened, Target
+from holdfast.runtime.worker.local.opened import Opened
 from holdfast.runtime.worker.ports import Ports
+from holdfast.runtime.worker.target import Target
 from holdfast.state.changelog import SegmentHeader
 from holdfast.state.compact import compact
 from holdfast.state.local.memory import MemoryKeyValue

@@ -20,8 +20,9 @@ from holdfast.runtime.microbatch.ranges import ROWS_FIRST, Pace
 from holdfast.runtime.plan.memory import Budget
 from holdfast.runtime.testing.batches import Faults
 from holdfast.runtime.worker import compaction, images
-from holdfast.runtime.worker.images import FOLDER, LocalImages, WarmState
-from holdfast.runtime.worker.local import Home
+from holdfast.runtime.worker.local.home import Home
+from holdfast.runtime.worker.local.images import FOLDER, LocalImages
+from holdfast.runtime.worker.local.warm import WarmState
 from holdfast.state.paging.swap import Swap
 from holdfast.state.store import StateStore
 from holdfast.testing import TestDriver

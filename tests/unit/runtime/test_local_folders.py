@@ -13,7 +13,8 @@ from holdfast.errors import ConfigError
 from holdfast.model import NO_EPOCH, Epoch, Generation, JobUuid, SnapshotHandle, Subtask, Timeline, WorkerId
 from holdfast.runtime.wire.messages import Active, Deploy
 from holdfast.runtime.wire.presence import machine_id
-from holdfast.runtime.worker.local import Home, LocalFolders
+from holdfast.runtime.worker.local.home import Home
+from holdfast.runtime.worker.local.opened import LocalFolders
 
 JOB = JobUuid("1" * 32)
 

@@ -25,8 +25,10 @@ from holdfast.runtime.processes.host import Session, WorkerTask
 from holdfast.runtime.processes.tls import make_credentials
 from holdfast.runtime.wire.mailbox import Mailbox
 from holdfast.runtime.worker.applying import RETRY_AFTER_S, TOLD_AFTER_S
-from holdfast.runtime.worker.local import Home, LocalFolders, LocalState, Opened, Target, identity_of
+from holdfast.runtime.worker.local.home import Home
+from holdfast.runtime.worker.local.opened import LocalFolders, LocalState, Opened
 from holdfast.runtime.worker.loop import Limits
+from holdfast.runtime.worker.target import Target, identity_of
 from holdfast.state.local import rocks
 from holdfast.state.local.memory import MemoryKeyValue
 from holdfast.state.store import StateStore
