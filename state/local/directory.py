@@ -16,6 +16,7 @@ Source: docs/design/0122-local-images.md.
 from __future__ import annotations
 
 import shutil
+import time
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
@@ -74,8 +75,7 @@ def claim(parent: Path, key_groups: tuple[int, int], memory: RocksMemory | None 
         return best
     path = parent / f"{key_groups[0]}-{key_groups[1]}-{uuid.uuid4().hex}"
     path.mkdir(parents=True)
-    store = RocksKeyValue(path, memory)
-    return CopyFolder(path, store, Copies(store))
+    return _folder(path, RocksKeyValue(path, memory))
 
 
 def _opened(path: Path, key_groups: tuple[int, int], memory: RocksMemory | None) -> CopyFolder | None:
@@ -90,10 +90,14 @@ def _opened(path: Path, key_groups: tuple[int, int], memory: RocksMemory | None)
     except (Unavailable, Damaged):
         return None
     try:
-        return CopyFolder(path, store, Copies(store))
+        return _folder(path, store)
     except (Unavailable, Damaged):
         store.close()
         return None
+
+
+def _folder(path: Path, store: RocksKeyValue) -> CopyFolder:
+    return CopyFolder(path, store, Copies(store, time.sleep))
 
 
 def _groups_of(path: Path) -> tuple[int, int] | None:
