@@ -98,6 +98,12 @@ class Head(msgspec.Struct, frozen=True):
         """Bytes of all arrays."""
         return sum(a.size * np.dtype(a.dtype).itemsize for t in self.tables.values() for a in t.arrays.values())
 
+    @property
+    def files(self) -> set[str]:
+        """The names of the files of its arrays."""
+        arrays = (array for table in self.tables.values() for array in table.arrays.values())
+        return {self.small, *(array.file for array in arrays if array.file)}
+
 
 _DECODER = msgspec.json.Decoder(Head)
 
@@ -186,9 +192,8 @@ class Image:
     def copy(self, other: Image) -> None:
         """Take the content of another image, which this process holds and nothing changes."""
         assert self.alone and other.head is not None
-        for path in other.path.iterdir():
-            if path.name not in (_HEAD, _LOCK):
-                _copy(path, self.path / path.name)
+        for name in other.head.files:
+            _copy(other.path / name, self.path / name)
         self.head = other.head
 
     def read(self, store: StateStore, memory: Memory) -> None:
@@ -238,13 +243,17 @@ class Image:
         self._whole = True
         os.utime(self._lock)  # for programs that remove old temporary files
         memory.close()
-        needed = {_HEAD, _LOCK, small, *(a.file for table in tables.values() for a in table.arrays.values())}
+        needed = {_HEAD, _LOCK, *self.head.files}
         for path in self.path.iterdir():
             if path.name not in needed:
                 path.unlink()
 
     def load(self, store: StateStore, files: Files) -> None:
-        """Give a store, into whose memory the files come, the tables of the image."""
+        """Give a store, into whose memory the files come, the tables of the image.
+
+        Raises:
+            LocalDamaged: a file is shorter than it was.
+        """
         assert self.head is not None
         data = np.fromfile(self.path / self.head.small, np.uint8)
         stored, rooms = dict[int, Stored](), dict[int, dict[str, NDArray[Any]]]()
@@ -254,6 +263,8 @@ class Image:
                 name: rooms[operator][name][: array.size] if array.file else _small(data, array)
                 for name, array in table.arrays.items()
             }
+            if any(arrays[name].size < array.size for name, array in table.arrays.items()):
+                raise _damaged(self.path)
             stored[operator] = Stored(arrays, table.numbers)
         store.adopt(stored, rooms, self.head.cut.epoch)
 
@@ -442,7 +453,8 @@ def _is_there(path: Path, lock: int) -> bool:
 
 def _small(data: NDArray[np.uint8], array: StoredArray) -> NDArray[Any]:
     dtype = np.dtype(array.dtype)
-    return data[array.offset : array.offset + array.size * dtype.itemsize].view(dtype)
+    part = data[array.offset : array.offset + array.size * dtype.itemsize]
+    return part[: part.size - part.size % dtype.itemsize].view(dtype)
 
 
 def _hash_of(folder: Path, array: StoredArray, small: str) -> str:
