@@ -27,7 +27,7 @@ PART_BYTES = 1 << 20
 """A write holds the interpreter lock for about half a millisecond per mebibyte."""
 FLUSH_OBJECTS, FLUSH_BYTES = 8, 64 << 20
 ATTEMPTS, PAUSE_S = 40, 0.05
-"""RocksDB refuses writes while its buffers are being flushed: for less than a second per 32 MiB."""
+"""RocksDB refuses writes while it flushes its buffers: for less than a second per 32 MiB."""
 _LISTED, _PART = b"l", b"p"
 _END = b"\xff"
 

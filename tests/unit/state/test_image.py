@@ -245,6 +245,21 @@ class TestAnImage:
         assert rows_of(store) == job.rows and job.restored == 2
         image.release()
 
+    def test_is_read_after_a_column_was_renamed(self, tmp_path: Path) -> None:
+        job = Job(tmp_path / "images", random.Random(0))
+        worker = StateStore(IDENTITY, SPECS, GROUPS, ALL)
+        job.close(worker, job.change(worker, 40))
+        image, _ = job.open()
+        renamed = replace(COUNTS, columns=(ColumnSpec("m", np.dtype(np.int64), id="n"),))
+        assert declaration(renamed) == declaration(COUNTS)
+        store = StateStore(IDENTITY, (renamed, NAMES), GROUPS, ALL)
+        image.load(store, image.private())
+        table = store.table(1)
+        slots = table.present()
+        found = zip(table.key_columns(slots)[0].to_pylist(), table.values("m", slots).tolist(), strict=True)
+        assert dict(found) == {key: n for key, (n,) in job.rows[1].items()}
+        image.release()
+
     @pytest.mark.parametrize("later", [wanted(2, (0, 4)), wanted(2, ALL, (NAMES,))], ids=["key groups", "operators"])
     def test_that_no_task_can_use_any_more_is_removed(self, tmp_path: Path, later: Wanted) -> None:
         job = Job(tmp_path / "images", random.Random(0))
