@@ -15,7 +15,7 @@ from functools import partial
 from holdfast.chaos.sim.faults.faults import Fault
 from holdfast.chaos.sim.faults.points import Point
 from holdfast.chaos.sim.faults.schedule import Process
-from holdfast.chaos.sim.ports.images import SimulatedImage, SimulatedMemory, copied
+from holdfast.chaos.sim.ports.images import SimulatedImage, SimulatedMemory
 from holdfast.chaos.sim.ports.surroundings import Surroundings
 from holdfast.errors import Unavailable
 from holdfast.model import Epoch, WorkerId
@@ -29,7 +29,7 @@ from holdfast.state.local.copies import Copies
 from holdfast.state.local.image import Held, Wanted
 from holdfast.state.local.memory import MemoryKeyValue
 from holdfast.state.store import StateStore
-from holdfast.state.tables.slab import PLAIN, Memory, PlainMemory
+from holdfast.state.tables.slab import PLAIN, PlainMemory
 
 
 @dataclass(eq=False)
@@ -124,17 +124,6 @@ class KeptImage(SimulatedImage):
         super().__init__()
         self._disk, self.boot = disk, disk.boot
         self.holder: Process | None = process
-
-    def copy(self, other: SimulatedImage) -> None:
-        """See HeldImage.copy."""
-        self.head, self.tables = other.head, copied(other.tables)
-
-    def read(self, store: StateStore, memory: Memory) -> None:
-        """See HeldImage.read."""
-        self.load(store, self.private())
-
-    def verify(self) -> None:
-        """See HeldImage.verify: nothing damages what is in this memory."""
 
     def finish(self, store: StateStore, memory: SimulatedMemory, wanted: Wanted, *, hashed: bool = False) -> None:
         """See HeldImage.finish."""

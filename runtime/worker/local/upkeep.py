@@ -9,7 +9,8 @@ of half its size are sealed. Where a topic has the changelog there are no bases,
 Invariants
     - The operator thread writes nothing to disk.
     - What waits to be copied is at most WAITING_BYTES_MAX; more is left out, and counted as lag.
-    - A refusal is reported from TOLD_AFTER_S after the first one until a write succeeds; a short stall is not.
+    - A refusal is reported from TOLD_AFTER_S after the first one until a write succeeds; a short stall is not. What was
+      refused last is tried again every RETRY_AFTER_S, for nothing else may be written for long.
 
 Source: docs/design/0122-local-images.md; DESIGN section 5.
 """
@@ -22,7 +23,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from holdfast.checkpoint.bases import Merge
-from holdfast.errors import HoldfastError, LocalDamaged
+from holdfast.errors import HoldfastError
 from holdfast.model import NO_EPOCH, ObjectRef, SegmentRef, SnapshotHandle
 from holdfast.ports import Clock, Lane
 from holdfast.runtime.wire.messages import Deploy, LocalRefusal
@@ -40,6 +41,7 @@ COPIED_BYTES_MAX = 64 << 20
 """A larger segment is not copied."""
 TOLD_AFTER_S = 5.0
 """RocksDB refuses briefly while it compacts; a longer refusal comes from the disk."""
+RETRY_AFTER_S = 1.0
 
 
 class Upkeep:
@@ -59,6 +61,8 @@ class Upkeep:
         self._lag = (0, 0)
         self._refused_since: float | None = None
         self._refused_with = ""
+        self._again: Callable[[], None] = lambda: None
+        self._retry_at = 0.0
 
     @property
     def copied_max(self) -> int:
@@ -109,8 +113,13 @@ class Upkeep:
             self._opened.close()
 
     def refusal(self) -> LocalRefusal | None:
-        """Return the refusal of the local disk if it has lasted long enough to be reported."""
-        if self._refused_since is None or (for_s := self._clock.monotonic() - self._refused_since) < TOLD_AFTER_S:
+        """Return the refusal of the local disk if it has lasted long enough to be reported; try again if it is time."""
+        if self._refused_since is None:
+            return None
+        now = self._clock.monotonic()
+        if not self._waiting and now >= self._retry_at:
+            self._submit(0, self._again)
+        if (for_s := now - self._refused_since) < TOLD_AFTER_S:
             return None
         return LocalRefusal(self._refused_with, round(for_s * 1000), *self._lag)
 
@@ -120,18 +129,20 @@ class Upkeep:
             if result is None:
                 self._refused_since, self._lag = None, (0, 0)
             elif isinstance(result, HoldfastError | OSError):
-                self._refused(result, size)
+                self._refused(result, size, work)
             elif isinstance(result, BaseException):
                 raise result
 
         self._waiting, self._waiting_bytes = self._waiting + 1, self._waiting_bytes + size
         self._lane.submit(work, ended)
 
-    def _refused(self, error: HoldfastError | OSError, size: int) -> None:
+    def _refused(self, error: HoldfastError | OSError, size: int, work: Callable[[], None]) -> None:
         self._fell_behind(size)
-        self._refused_with = error.what if isinstance(error, HoldfastError) else str(error)
-        if self._refused_since is None and not isinstance(error, LocalDamaged):
-            self._refused_since = self._clock.monotonic()
+        now = self._clock.monotonic()
+        self._again, self._retry_at = work, now + RETRY_AFTER_S
+        if self._refused_since is None:
+            self._refused_since = now
+            self._refused_with = error.what if isinstance(error, HoldfastError) else str(error)
 
     def _fell_behind(self, size: int) -> None:
         self._lag = self._lag[0] + (size > 0), self._lag[1] + size
