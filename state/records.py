@@ -35,9 +35,9 @@ from holdfast.errors import Damaged
 from holdfast.model import NO_EPOCH, Epoch
 from holdfast.state.blocks import BlockReader, Rows
 from holdfast.state.changelog import Data, SegmentHeader, opened, unreadable_block
-from holdfast.state.cold import PREFIX_BYTES, columns_of, row_keys, row_values
 from holdfast.state.keys import canonical as codec
 from holdfast.state.keys.batch import KeyType
+from holdfast.state.row_bytes import PREFIX_BYTES, columns_of, row_keys, row_values
 from holdfast.state.tables.delta import Delta
 from holdfast.state.tables.expiry import NOTHING
 from holdfast.state.tables.spec import Columns, ColumnSpec, TableSpec, column_of_type

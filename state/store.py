@@ -1,16 +1,11 @@
-"""All keyed state of one worker: its tables, and the cold store behind them.
-
-The tables run ahead; the cold store holds committed values only, as of the last completed epoch or slightly
-earlier. Applying is lazy and coalesced: a key written in ten epochs is applied once, with
-its newest committed value.
+"""All keyed state of one worker: its tables.
 
 Invariants
-    - All tables commit an epoch together, so the cold store is never ahead of one of them.
-    - After restore(n) the tables hold the state of the segments up to n and the base below them,
-      whatever else the cold store held.
+    - All tables commit an epoch together.
+    - After restore(n) the tables hold the state of the segments up to n.
     - roll_back reads and writes no file.
 
-Carries out PROTOCOL P8, P9, P10 (through the tables), P14, P15 (through coldcopy.py).
+Carries out PROTOCOL P8, P9, P10 (through the tables).
 For use by one thread, the operator thread. Deltas may be sealed on another.
 """
 
@@ -24,13 +19,10 @@ from numpy.typing import NDArray
 
 from holdfast.errors import Damaged
 from holdfast.model import NO_EPOCH, Cut, Epoch, Generation, JobUuid, Timeline, WorkerId
-from holdfast.ports import KeyValue
 from holdfast.state.blocks import deltas_of
 from holdfast.state.changelog import Data, opened
-from holdfast.state.coldcopy import NOTHING, ColdCopy
-from holdfast.state.evolution import by_name, declaration, unreadable
+from holdfast.state.evolution import by_name, unreadable
 from holdfast.state.tables.delta import Delta
-from holdfast.state.tables.epochs import COPIED_AT_ONCE
 from holdfast.state.tables.frozen import FrozenDelta
 from holdfast.state.tables.slab import PLAIN, Memory, Stored
 from holdfast.state.tables.table import Table, TableSpec
@@ -53,13 +45,6 @@ class Piece(NamedTuple):
     key_groups: tuple[int, int]
 
 
-class Lag(NamedTuple):
-    """How far the cold store is behind."""
-
-    epochs: int
-    bytes: int
-
-
 class StateStore:
     """The state of one worker.
 
@@ -68,8 +53,6 @@ class StateStore:
         specs: One per stateful operator.
         key_group_count: Key groups of the job.
         owned: Key groups [first, end) of this worker's subtask.
-        cold: The cold store, None to keep everything in memory. Its content is used only if
-            restore() is called with a base; without a restore, the first apply() clears it.
         memory: Where the records of all tables are.
     """
 
@@ -79,22 +62,16 @@ class StateStore:
         specs: Iterable[TableSpec],
         key_group_count: int,
         owned: tuple[int, int],
-        cold: KeyValue | None = None,
         memory: Memory = PLAIN,
     ) -> None:
         assert 0 <= owned[0] <= owned[1] <= key_group_count
         self.identity = identity
         self.owned = owned
         self._count = key_group_count
-        self._cold = cold
-        keep = cold is not None
-        self._tables = {
-            spec.operator: Table(spec, key_group_count, keep_unapplied=keep, memory=memory) for spec in specs
-        }
-        self._copy: ColdCopy | None = None
+        self._tables = {spec.operator: Table(spec, key_group_count, memory=memory) for spec in specs}
         self._memory = memory
         self._committed, self._known = NO_EPOCH, Cut(NO_EPOCH, "")
-        self._begin(NO_EPOCH, None, NOTHING)
+        self._begin(NO_EPOCH)
 
     def table(self, operator: int) -> Table:
         """Return the table of an operator; it stays the same object through restores."""
@@ -158,11 +135,9 @@ class StateStore:
         for table in self._tables.values():
             table.commit(through)
         self._committed = through
-        if self._copy is not None:
-            self._copy.epochs_behind += 1
 
     def completed(self, cut: Cut) -> None:
-        """Record the manifest of an epoch, as the driver reports it; without it the cold store cannot be a base."""
+        """Record the manifest of an epoch, as the driver reports it."""
         self._known = max(self._known, cut)
 
     @property
@@ -191,43 +166,30 @@ class StateStore:
         self,
         epoch: Epoch,
         segments: Iterable[bytes | Piece],
-        base_applied: Epoch | None,
-        base_key_groups: tuple[int, int] | None = None,
         advanced: Callable[[], object] = lambda: None,
     ) -> None:
         """Restore the state as of a completed epoch.
 
         Args:
             epoch: The epoch to restore.
-            segments: Every segment after the base, oldest first; from the job's first one for
-                key groups without a base. They are taken one at a time, so that only one is open if the
-                iterable opens each when it is asked for it. A piece applies to its key groups only. A stored base
-                is a segment that follows 0: nothing older of its key groups may exist,
-                in a cold store either, since it has no tombstones.
-            base_applied: The epoch up to which the cold store is applied and serves as the base; its marker must
-                agree and must be usable (marker.usable). None: the cold store is not used.
-            base_key_groups: Which key groups [first, end) of the cold store to use; by default
-                all owned ones.
+            segments: Every segment of the owned key groups, oldest first. They are taken one at a time, so that only
+                one is open if the iterable opens each when it is asked for it. A piece applies to its key groups only.
+                A stored base is a segment that follows 0: nothing older of its key groups may precede it.
             advanced: Called after every part of a segment, at most ROWS_AT_ONCE rows.
 
         Raises:
-            Damaged: a segment or the cold store is not what it should be. Restore again from
-                an older checkpoint; until then this store must not be used.
+            Damaged: a segment is not what it should be. Restore again from an older checkpoint; until then this store
+                must not be used.
             ConfigError: a segment was written with a declaration that the present one cannot read.
         """
-        copy = self._begin(epoch, base_applied, base_key_groups or self.owned)
-        applied, based = (NO_EPOCH, NOTHING) if copy is None else (copy.applied, copy.based)
-        newest, behind = NO_EPOCH, set[Epoch]()
+        self._begin(epoch)
+        newest = NO_EPOCH
         for each in segments:
             piece = each if isinstance(each, Piece) else Piece(each, self.owned)
-            segment_epoch = self._absorb(piece, applied, based, advanced)
+            segment_epoch = self._absorb(piece, advanced)
             assert newest <= segment_epoch, "a segment comes before an older one"
             assert segment_epoch <= epoch, "a segment from after the epoch to restore"
             newest = segment_epoch
-            if segment_epoch > applied:
-                behind.add(segment_epoch)
-        if copy is not None:
-            copy.epochs_behind = len(behind)
 
     def follow(
         self, epoch: Epoch, segments: Iterable[bytes | Piece], advanced: Callable[[], object] = lambda: None
@@ -240,26 +202,11 @@ class StateStore:
         assert epoch > self._committed
         for each in segments:
             piece = each if isinstance(each, Piece) else Piece(each, self.owned)
-            absorbed = self._absorb(piece, NO_EPOCH, NOTHING, advanced)
+            absorbed = self._absorb(piece, advanced)
             assert self._committed < absorbed <= epoch
         for table in self._tables.values():
             table.committed_through = epoch
         self._committed = epoch
-        if self._copy is not None:
-            self._copy.epochs_behind += 1
-
-    def warm(self, rows_max: int) -> bool:
-        """Read at most so many rows that only the cold store has; return whether there were any.
-
-        The store works without them: a row is read when its key is first looked up, which takes ten times as long.
-        """
-        return any(table.load_some(rows_max) for table in self._tables.values())
-
-    @property
-    def cold_share(self) -> float:
-        """The share of key groups with rows in the cold store alone, 0 to 1, in the table with the most of them."""
-        count = max(1, self.owned[1] - self.owned[0])
-        return max((table.cold_groups for table in self._tables.values()), default=0) / count
 
     def stored(self) -> dict[int, Stored]:
         """Return what the tables consist of, by operator; only committed epochs may be in them."""
@@ -269,7 +216,7 @@ class StateStore:
         self, stored: Mapping[int, Stored], rooms: Mapping[int, Mapping[str, NDArray[Any]]], epoch: Epoch
     ) -> None:
         """Take tables as of a completed epoch, with the same declarations and key groups; see Table.adopt."""
-        self._begin(epoch, None, self.owned)
+        self._begin(epoch)
         for operator, table in self._tables.items():
             table.adopt(stored[operator], rooms[operator], epoch)
 
@@ -279,27 +226,14 @@ class StateStore:
             if table.mostly_vacant():
                 table.drop_vacant()
 
-    def _begin(self, epoch: Epoch, base_applied: Epoch | None, base_key_groups: tuple[int, int]) -> ColdCopy | None:
-        """Empty the tables, and attach the cold store if it is the base."""
-        if self._cold is not None:
-            owned, count = self.owned, self._count
-            declared = {table.spec.operator: declaration(table.spec) for table in self._tables.values()}
-            self._copy = ColdCopy(self._cold, declared, count, owned)
-            if base_applied is not None:
-                self._copy.adopt(self.identity.job_uuid, base_applied, epoch, base_key_groups)
-        else:
-            assert base_applied is None, "there is no cold store to be the base"
+    def _begin(self, epoch: Epoch) -> None:
+        """Empty the tables."""
         for table in self._tables.values():
-            table.reset(None if self._copy is None else self._copy.loader(table.spec), epoch)
+            table.reset(epoch)
         self._committed, self._known = epoch, Cut(epoch, "")
-        return self._copy
 
-    def _absorb(self, piece: Piece, applied: Epoch, based: tuple[int, int], advanced: Callable[[], object]) -> Epoch:
-        """Write the owned part of a piece into the tables; return its epoch.
-
-        Args:
-            applied: Up to this epoch, the cold store has the key groups `based`.
-        """
+    def _absorb(self, piece: Piece, advanced: Callable[[], object]) -> Epoch:
+        """Write the owned part of a piece into the tables; return its epoch."""
         segment = opened(piece.data)
         epoch = segment.header.epoch
         if segment.header.job_uuid != self.identity.job_uuid:
@@ -308,11 +242,8 @@ class StateStore:
                 not_done="none of it was restored",
                 next_step="find out which other process writes below this job's root",
             )
-        first, end = max(self.owned[0], piece.key_groups[0]), min(self.owned[1], piece.key_groups[1])
-        low, high = (end, end) if based == NOTHING or epoch > applied else based
-        for part in ((first, min(low, end)), (max(high, first), end)):
-            if part[0] >= part[1]:
-                continue
+        part = max(self.owned[0], piece.key_groups[0]), min(self.owned[1], piece.key_groups[1])
+        if part[0] < part[1]:
             for delta in deltas_of(segment, part):
                 self._absorb_delta(delta)
                 advanced()
@@ -325,37 +256,6 @@ class StateStore:
         if delta.key_group_count != self._count:
             raise unreadable(table.spec)
         table.absorb(by_name(delta, table.spec))
-
-    # The cold store
-
-    @property
-    def lag(self) -> Lag:
-        """Return how far the cold store is behind the committed epochs."""
-        if self._copy is None:  # tables note what is to be applied only for a cold store
-            return Lag(0, 0)
-        rows = (table.unapplied_count * (table.row_bytes + 16) for table in self._tables.values())
-        return Lag(self._copy.epochs_behind, sum(rows))
-
-    @property
-    def applied(self) -> Epoch:
-        """The epoch up to which the cold store has everything."""
-        return NO_EPOCH if self._copy is None else self._copy.applied
-
-    def apply(self, keys_max: int = 1_000) -> bool:
-        """Write the next batch of committed values to the cold store; return whether there is more to do.
-
-        Raises:
-            Unavailable: the batch was refused; calling again later repeats it.
-        """
-        if self._copy is None:
-            return False
-        if self.uncommitted:
-            self.advance(COPIED_AT_ONCE)
-        if self.uncommitted:
-            return True
-        identity = self.identity
-        tables = self._tables.values()
-        return self._copy.step(identity.job_uuid, identity.timeline, self.cut, tables, keys_max)
 
     def get_committed(self, operator: int, key: tuple[object, ...]) -> dict[str, Any] | None:
         """Return the committed values of one key, None if it is absent."""

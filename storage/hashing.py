@@ -62,6 +62,31 @@ class Hashed(Generic[Of]):
         """The file belongs to the caller."""
 
 
+class Tee:
+    """A file that also holds the bytes that it passes on.
+
+    Args:
+        into: Receives the bytes.
+        bytes_max: More are not held, none of them.
+    """
+
+    def __init__(self, into: Sink, bytes_max: int) -> None:
+        self._into, self._left, self._parts = into, bytes_max, list[bytes]()
+
+    def write(self, data: bytes) -> int:
+        self._left -= len(data)
+        if self._left >= 0:
+            self._parts.append(bytes(data))
+        elif self._parts:
+            self._parts = []
+        return self._into.write(data)
+
+    @property
+    def data(self) -> bytes | None:
+        """Return all bytes, None if they were too many."""
+        return b"".join(self._parts) if self._left >= 0 else None
+
+
 def hash_file(file: pa.NativeFile, hashed: Of, end: int) -> Of:
     """Add the first bytes of a file to a hash, and return it. Raises OSError."""
     stream = file.get_stream(0, end)

@@ -55,11 +55,13 @@ from holdfast.runtime.time import watermark
 from holdfast.runtime.wire import messages
 from holdfast.runtime.worker import compaction, deliveries, immediate, seal, subtask, topic
 from holdfast.runtime.worker import protocol as worker
+from holdfast.runtime.worker.local.kept import Kept
 from holdfast.runtime.worker.loop import WorkerLoop
 from holdfast.sinks.contract.target import AlreadyDelivered, Delivered, EpochOutput, Outcome, already
 from holdfast.sinks.memory.immediate import ImmediateTable
 from holdfast.sinks.protocol import delivery
-from holdfast.state import marker, merged
+from holdfast.state import merged
+from holdfast.state.local.image import Wanted
 from holdfast.state.store import Identity, StateStore
 from holdfast.state.tables.table import Table
 
@@ -416,12 +418,12 @@ MUTANTS = (
            (Swap(repair, "repair_one", wrong.deploys_unrepaired),), needs="rewinds"),
     Mutant("delivery-outlives-rewind", "P21", "a worker's deliveries continue across a rewind",
            (Swap(deliveries.Deliveries, "deploy", wrong.keeps_machines),), needs="rewinds"),
-    Mutant("folder-of-other-lineage", "P14", "a left-over folder is used although a rewind left its epochs behind",
-           (Swap(marker, "_lies_on", wrong.ignores_lineage),), needs="rewinds"),
-    Mutant("folder-half-applied", "P14", "a left-over folder is used whichever epoch it was writing",
-           (Swap(marker, "_cuts_in", wrong_recoveries.ignores_applying),), needs="folders"),
-    Mutant("folder-of-other-key-groups", "P14", "a left-over folder is used whatever key groups it holds",
-           (Swap(marker, "overlap", wrong_writes.takes_any_range),)),
+    Mutant("image-of-other-lineage", "P14", "a left-over image is used although a rewind left its epoch behind",
+           (Swap(Wanted, "continues", wrong.ignores_lineage),), needs="rewinds"),
+    Mutant("image-lacks-a-segment", "P14", "an image is said to be as of a base whose last segment was not read",
+           (Swap(Kept, "renew", wrong_recoveries.leaves_a_segment_out),), needs="folders"),
+    Mutant("image-of-other-key-groups", "P14", "a left-over image is used whatever key groups it holds",
+           (Swap(Wanted, "has_key_groups", wrong_writes.takes_any_range),)),
     Mutant("immediate-check-then-write", "P22", "a write checks the fence before its transaction, not in it",
            (Swap(ProcessWrites, "write", wrong_writes.looks_before_it_writes),
             Swap(ImmediateTable, "fence_holds", wrong_writes.trusts)), needs="immediate"),
@@ -455,8 +457,8 @@ MUTANTS = (
            (Swap(subtask.SubtaskRun, "_once_through", _forgets_what_waits),), needs="slow_functions"),
     Mutant("field-id-reused", "design/0038", "a column of state gets the id of one that was removed",
            (Swap(fields, "free_id", wrong_evolutions.reuses_ids),), needs="evolves"),
-    Mutant("folder-of-other-columns", "P14, design/0038", "a folder is used whatever columns its rows have",
-           (Swap(marker, "_readable", wrong_evolutions.reads_any_folder),), needs="evolves"),
+    Mutant("image-of-other-columns", "P14, design/0038", "an image is used whatever columns its rows have",
+           (Swap(Wanted, "has_columns", wrong_evolutions.reads_any_image),), needs="evolves"),
     Mutant("base-of-other-code", "P5, design/0038", "a checkpoint is read with ids that were computed from another one",
            (Swap(gathering, "_unchecked_state", wrong_evolutions.takes_any_base),), needs="evolves"),
     Mutant("state-given-up-again", "design/0046", "every start gives up state, also one that repeats the command",

@@ -77,7 +77,7 @@ def compares_epochs_alone(_: Right) -> Right:
 
 
 def ignores_lineage(_: Right) -> Right:
-    return lambda lineage, cut, target: cut.epoch <= target
+    return lambda wanted, head: head.cut.epoch <= wanted.base.epoch
 
 
 def repairs_once(right: Any) -> Any:

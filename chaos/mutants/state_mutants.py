@@ -18,7 +18,7 @@ import numpy as np
 
 from holdfast.chaos.mutants.mutation import Mutant, Right, Swap
 from holdfast.chaos.mutants.protocol.wrong_memory import copies_what_was_changed
-from holdfast.model import NO_EPOCH, Epoch
+from holdfast.model import Epoch
 from holdfast.state.collections.rows import EXPIRES, NEVER, OrderedRows
 from holdfast.state.collections.timers import Fired, Timers
 from holdfast.state.keys.batch import Keys
@@ -81,7 +81,7 @@ def _restores_first_again(right: Right) -> Right:
         right(store, epoch, pieces, *rest, **named)
         for first in pieces[:1]:
             piece = first if isinstance(first, Piece) else Piece(first, store.owned)
-            store._absorb(piece, NO_EPOCH, (0, 0), lambda: None)
+            store._absorb(piece, lambda: None)
 
     return restore
 

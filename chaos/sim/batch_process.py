@@ -39,8 +39,8 @@ from holdfast.runtime.microbatch.machine import Running
 from holdfast.runtime.microbatch.task import Batch, Ports, run_task
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.channels import Network
-from holdfast.runtime.worker.images import WarmState
-from holdfast.runtime.worker.local import MemoryState
+from holdfast.runtime.worker.local.opened import MemoryState
+from holdfast.runtime.worker.local.warm import WarmState
 
 FAILURES_MAX = 4
 """How often a task may fail before Spark fails its job."""
@@ -84,7 +84,7 @@ class TaskProcess(Process):
         sinks = tuple(replace(spec, sink=ProcessSink(world, self, spec)) for spec in plan.sinks)
         batch = replace(self._batch, plan=replace(plan, sinks=sinks))
         store = ProcessStore(world, self)
-        local = WarmState(store, clock, clock.spend, world.machines.of(self.attempt))
+        local = WarmState(clock, clock.spend, world.machines.of(self.attempt))
         ports = Ports(clock, store, local, clock.spend)
         sent = list(run_task(batch, ports, self.attempt, incoming))
         result = result_in(sent[-1].data)

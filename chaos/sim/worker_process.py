@@ -38,15 +38,14 @@ from holdfast.runtime.plan.memory import Budget
 from holdfast.runtime.testing.lanes import InlineLane
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.channels import Network
-from holdfast.runtime.worker.local import LocalState, MemoryState
+from holdfast.runtime.worker.local.opened import LocalState, MemoryState
 from holdfast.runtime.worker.loop import Limits, WorkerLoop
 from holdfast.runtime.worker.subtask import Active
 
 HEARTBEAT_S = 0.35
 SESSION_TIMEOUT_S = 2.0
 POLL_S = 0.1
-LIMITS = Limits(apply_after_idle=0.01)
-"""Apply often, so that folders of dead workers hold something to check."""
+LIMITS = Limits()
 LINGER_S = 2.0
 """How long the threads of a process that left may survive."""
 
@@ -176,7 +175,10 @@ class WorkerProcess(WorkerEnd):
         total = world.scenario.state_memory
         budget = None if total is None else Budget(total, channels=0)
         copied = world.scenario.copied_per_turn or LIMITS.copied_per_turn
-        limits = replace(LIMITS, merging=world.scenario.merging, budget=budget, copied_per_turn=copied)
+        image_from = 1 if launch % 3 else LIMITS.image_from
+        limits = replace(
+            LIMITS, merging=world.scenario.merging, budget=budget, copied_per_turn=copied, image_from=image_from
+        )
         limits = replace(limits, max_records_per_second=world.scenario.rate, upload_from=world.scenario.upload_from)
         self.loop = WorkerLoop(self.id, replace(plan, sinks=sinks), self.ports, limits)
         self.stream = ControlStream(world, self, driver)

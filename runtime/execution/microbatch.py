@@ -28,7 +28,7 @@ from holdfast.runtime.spark.launch import check_java, driver_host, start_context
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.channels import Network
 from holdfast.runtime.wire.presence import boot_id
-from holdfast.runtime.worker.local import LocalState, MemoryState
+from holdfast.runtime.worker.local.opened import LocalState, MemoryState
 
 EPOCH_DEADLINE_S = 24 * 3_600.0
 """Spark watches the tasks of a job; the driver gives none up by itself."""

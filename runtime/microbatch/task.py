@@ -38,9 +38,8 @@ from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.channels import Frame, Network
 from holdfast.runtime.wire.vitals import Mark
 from holdfast.runtime.worker import protocol
-from holdfast.runtime.worker.compaction import restore
 from holdfast.runtime.worker.immediate import ImmediateWrites
-from holdfast.runtime.worker.local import LocalState
+from holdfast.runtime.worker.local.opened import LocalState
 from holdfast.runtime.worker.seal import segment_job
 from holdfast.runtime.worker.subtask import SubtaskRun, inputs_of
 from holdfast.runtime.worker.uploads import Uploads
@@ -269,16 +268,10 @@ class _Task:
     def _open_state(self) -> StateStore:
         plan = self._batch.plan
         mine = tuple(operator for operator in plan.operators if operator.fragment in self._layer)
-        opened = self._ports.local.open(replace(plan, operators=mine), self._deploy, self._worker)
-        self._held.callback(opened.close)
-        self._opened = opened
-        if opened.ready:
-            pass
-        elif mine:
-            restore(opened, replace(plan, operators=mine), self._deploy, self._ports.store)
-        else:
-            opened.store.restore(self._deploy.base_epoch, (), None)
-        return opened.store
+        root = self._ports.store
+        self._opened = self._ports.local.open(replace(plan, operators=mine), self._deploy, self._worker, root)
+        self._held.callback(self._opened.close)
+        return self._opened.store
 
     def _begin_what_is_due(self) -> Iterator[Parcel]:
         """Do what the clock has made due, before any row: what becomes due meanwhile is left to the next epoch."""

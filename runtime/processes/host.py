@@ -43,7 +43,7 @@ from holdfast.runtime.wire.clock import SystemClock
 from holdfast.runtime.wire.mailbox import Mailbox, ThreadLanes
 from holdfast.runtime.wire.presence import boot_id
 from holdfast.runtime.wire.processes import die_with_parent
-from holdfast.runtime.worker.local import LocalFolders
+from holdfast.runtime.worker.local.opened import LocalFolders
 from holdfast.runtime.worker.loop import Limits, WorkerLoop
 from holdfast.storage.objects import open_objects
 

@@ -44,7 +44,8 @@ from holdfast.runtime.spark.launch import first_line, is_one_process
 from holdfast.runtime.wire.clock import SystemClock
 from holdfast.runtime.wire.presence import boot_id
 from holdfast.runtime.wire.vitals import FUNCTION, SOURCE
-from holdfast.runtime.worker.images import LocalImages, WarmState
+from holdfast.runtime.worker.local.images import LocalImages
+from holdfast.runtime.worker.local.warm import WarmState
 from holdfast.storage.objects import open_objects
 
 _log = logging.getLogger(__name__)

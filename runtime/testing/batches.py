@@ -24,8 +24,7 @@ from holdfast.runtime.plan.model import Plan
 from holdfast.runtime.testing.lanes import InlineLanes, VirtualClock
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.channels import Network
-from holdfast.runtime.worker.compaction import restore
-from holdfast.runtime.worker.local import LocalState, MemoryState
+from holdfast.runtime.worker.local.opened import LocalState, MemoryState
 from holdfast.sinks.protocol.delivery import BACKLOG_BYTES_MAX
 
 _PLACE = "here"
@@ -152,8 +151,7 @@ class BatchMembers:
     def get_committed(self, operator: int, key: tuple[object, ...]) -> dict[str, object] | None:
         """Return the committed state of a key, None if it has none: restored from the root, as a task does."""
         for deploy in self.host.deploys():
-            opened = MemoryState().open(self._plan, deploy, WorkerId("reader"))
-            restore(opened, self._plan, deploy, self._store)
+            opened = MemoryState().open(self._plan, deploy, WorkerId("reader"), self._store)
             if (found := opened.store.get_committed(operator, key)) is not None:
                 return found
         return None

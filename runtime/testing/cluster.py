@@ -37,7 +37,7 @@ from holdfast.runtime.testing.batches import BatchMembers
 from holdfast.runtime.testing.lanes import InlineLanes, VirtualClock
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.channels import MemoryNetwork, Network
-from holdfast.runtime.worker.local import LocalState, MemoryState
+from holdfast.runtime.worker.local.opened import LocalState, MemoryState
 from holdfast.runtime.worker.loop import Limits, WorkerLoop
 from holdfast.state.keys.keygroups import range_of
 

@@ -11,29 +11,37 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+
+import pyarrow as pa
 
 from holdfast.checkpoint.bases import Merge, pieces
 from holdfast.checkpoint.repository import open_verified, write_object
 from holdfast.errors import Damaged
-from holdfast.model import NO_EPOCH, Epoch, SegmentRef, WorkerId
+from holdfast.model import NO_EPOCH, Epoch, ObjectRef, SegmentRef, WorkerId
 from holdfast.ports import ObjectStore
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.wire.messages import Deploy
-from holdfast.runtime.worker.local import Opened, Target, cut_of
+from holdfast.runtime.worker.target import Target, cut_of
 from holdfast.runtime.worker.topic import Older, older
 from holdfast.sinks.contract.changelogs import CompactedMeanwhile
 from holdfast.state.changelog import SegmentHeader
 from holdfast.state.compact import compact
-from holdfast.state.store import Piece
+from holdfast.state.store import Piece, StateStore
 from holdfast.state.tables.spec import TableSpec
-from holdfast.storage.hashing import Sink
+from holdfast.storage.hashing import Sink, Tee
 
+Read: TypeAlias = Callable[[ObjectRef], pa.NativeFile]
+"""Opens an object for reads at any place, after verifying all of it."""
+Advanced: TypeAlias = Callable[[int, int], object]
+"""Receives the bytes of all pieces restored so far, and of all pieces together."""
 EVERY_SIZE = 1 << 62
 ROUNDS_MAX = 3
 """Attempts at a restore that compactions of the topic interrupt."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class CompactJob:
     """One merge. `run` may be repeated after an unknown outcome: name and bytes are the same each time."""
 
@@ -41,6 +49,10 @@ class CompactJob:
     worker: WorkerId
     merge: Merge
     specs: tuple[TableSpec, ...]
+    copied_max: int = 0
+    """Bytes of the object up to which `data` holds it."""
+    data: bytes | None = None
+    """What was stored; None if it is larger."""
 
     def run(self, store: ObjectStore) -> SegmentRef:
         """Read the pieces, store their merge, and return the reference by which a handle names it."""
@@ -57,47 +69,53 @@ class CompactJob:
             with ExitStack() as stack:
                 opened = (stack.enter_context(open_verified(store, piece.object)) for piece in ordered)
                 spans = (piece.key_groups or owned for piece in ordered)
-                compact(header, zip(opened, spans, strict=True), self.specs, out)
+                copy = Tee(out, self.copied_max)
+                compact(header, zip(opened, spans, strict=True), self.specs, copy)
+                self.data = copy.data
 
         ref = write_object(store, path, merged_into, "check the disk and the store; the merge is repeated")
         return SegmentRef(merge.through, merge.follows, ref)
 
 
 def restore(
-    opened: Opened,
+    store: StateStore,
     plan: Plan,
     target: Target,
-    store: ObjectStore,
+    read: Read,
     advanced: Callable[[int, int], object] = lambda *_: None,
+    based: Epoch | None = None,
 ) -> None:
-    """Bring an opened store to its target: the state in the folder, then the changelog's topic, then the pieces above.
+    """Bring a store to its target: the changelog's topic, then the pieces above; all of them, or those after a base.
 
-    A folder older than a base is not used: the base does not record what was deleted in between. One piece is open at a
-    time, and a bounded number of its rows is in memory.
+    One piece is open at a time, and a bounded number of its rows is in memory.
 
     Args:
+        read: Opens stored objects.
         advanced: Receives the bytes of all pieces restored so far, and of all pieces together; also while a large
             piece is being restored.
+        based: The store has the state as of this epoch already, and may be brought to the target from there.
     """
     for attempt in range(ROUNDS_MAX):
         try:
-            _restore(opened, older(plan, target), store, advanced)
+            _restore(store, older(plan, target), read, advanced, based)
             break
         except CompactedMeanwhile:
-            if attempt + 1 == ROUNDS_MAX:
+            if attempt + 1 == ROUNDS_MAX or based is not None:
                 raise
-    opened.store.completed(cut_of(target))
+    store.completed(cut_of(target))
 
 
-def _restore(opened: Opened, past: Older, store: ObjectStore, advanced: Callable[[int, int], object]) -> None:
-    target, found, applied = past.target, past.newer, opened.applied
+def _restore(
+    store: StateStore,
+    past: Older,
+    read: Read,
+    advanced: Callable[[int, int], object],
+    based: Epoch | None,
+) -> None:
+    target, found = past.target, past.newer
     owned = target.handle.key_groups
-    if applied is not None and any(p.follows == NO_EPOCH and p.writer is None and p.epoch > applied for p in found):
-        applied = None
-    if not past.usable(applied, opened.key_groups):
-        applied = None
-    if applied is not None and opened.key_groups == owned:
-        found = tuple(piece for piece in found if piece.epoch > applied)
+    if based is not None:
+        found = tuple(piece for piece in found if piece.epoch > based)
     stored = sum(piece.object.size for piece in found)
     done, total = 0, stored
 
@@ -106,18 +124,31 @@ def _restore(opened: Opened, past: Older, store: ObjectStore, advanced: Callable
         done, total = done_bytes, all_bytes + stored
         advanced(done, total)
 
-    def read() -> Iterator[Piece]:
+    def pieces_of() -> Iterator[Piece]:
         nonlocal done, total
-        yield from past.pieces(applied or NO_EPOCH, found, of_topic)
+        yield from past.pieces(based or NO_EPOCH, found, of_topic)
         total = done + stored
         for piece in found:
-            with open_verified(store, piece.object) as file:
+            with read(piece.object) as file:
                 yield Piece(file, piece.key_groups or owned)
             done += piece.object.size
             advanced(done, total)
 
-    based = None if applied is None else opened.key_groups
-    opened.store.restore(target.base_epoch, read(), applied, based, lambda: advanced(done, total))
+    if based is None:
+        store.restore(target.base_epoch, pieces_of(), lambda: advanced(done, total))
+    elif based < target.base_epoch:
+        store.follow(target.base_epoch, pieces_of(), lambda: advanced(done, total))
+
+
+def reaches(plan: Plan, target: Target, epoch: Epoch) -> bool:
+    """Return whether a target can be reached from state as of this epoch, by what is stored after it.
+
+    Not over a base, which does not record what was deleted in between; nor if the topic is compacted beyond the epoch.
+    """
+    past = older(plan, target)
+    if any(p.follows == NO_EPOCH and p.writer is None and p.epoch > epoch for p in past.newer):
+        return False
+    return past.usable(epoch, target.handle.key_groups)
 
 
 @dataclass(frozen=True)
@@ -136,7 +167,7 @@ def opened_beyond(
     plan: Plan,
     target: Target,
     epoch: Epoch,
-    store: ObjectStore,
+    read: Read,
     held: ExitStack,
     bytes_max: int | None = None,
     advanced: Callable[[int, int], object] = lambda *_: None,
@@ -146,7 +177,7 @@ def opened_beyond(
     They do not if one is a base: it does not record what was deleted in between; nor if the topic is compacted beyond
     the epoch. Nor if they are larger than `bytes_max` together.
     """
-    if (stored := _joining(target, epoch, store, held, bytes_max)) is not None:
+    if (stored := _joining(target, epoch, read, held, bytes_max)) is not None:
         return Beyond(iter(()), stored)
     past = older(plan, target)
     newer = tuple(piece for piece in past.newer if piece.epoch > epoch)
@@ -155,11 +186,11 @@ def opened_beyond(
         return None
     if not past.usable(epoch, target.handle.key_groups):
         return None
-    return Beyond(past.pieces(epoch, newer, advanced), _opened(target, newer, store, held))
+    return Beyond(past.pieces(epoch, newer, advanced), _opened(target, newer, read, held))
 
 
 def _joining(
-    target: Target, epoch: Epoch, store: ObjectStore, held: ExitStack, bytes_max: int | None
+    target: Target, epoch: Epoch, read: Read, held: ExitStack, bytes_max: int | None
 ) -> tuple[Piece, ...] | None:
     """Open the newer pieces if they are all that is needed although a topic has others; None if they are not.
 
@@ -171,11 +202,21 @@ def _joining(
     if not alone or newer[0].follows > epoch or sum(p.object.size for p in newer) > (bytes_max or EVERY_SIZE):
         return None
     try:
-        return _opened(target, newer, store, held)
+        return _opened(target, newer, read, held)
     except Damaged:
         return None  # the topic may have it
 
 
-def _opened(target: Target, refs: Iterable[SegmentRef], store: ObjectStore, held: ExitStack) -> tuple[Piece, ...]:
+def _opened(target: Target, refs: Iterable[SegmentRef], read: Read, held: ExitStack) -> tuple[Piece, ...]:
     owned = target.handle.key_groups
-    return tuple(Piece(held.enter_context(open_verified(store, p.object)), p.key_groups or owned) for p in refs)
+    return tuple(Piece(held.enter_context(read(p.object)), p.key_groups or owned) for p in refs)
+
+
+def epoch_in(path: str) -> Epoch:
+    """Return the epoch in the name of a sealed object."""
+    return Epoch(int(path.split("/")[2]))
+
+
+def reading(store: ObjectStore) -> Read:
+    """Return what opens the objects of a root."""
+    return partial(open_verified, store)

@@ -11,7 +11,6 @@ Invariants
     - All pieces are open before the first is absorbed: a root that cannot be reached changes no copy. A copy that is
       not absorbed to the end is discarded.
     - The copy that is furthest behind advances first. Slots without a row are dropped, as operators do at barriers.
-    - A copy that has all epochs reads its rows from the local folder: a subtask that looks its keys up there is slow.
     - A restore ends once the worker is to run another subtask.
 
 For use by one thread, the operator thread.
@@ -22,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 
 import msgspec
 
@@ -31,16 +29,13 @@ from holdfast.errors import HoldfastError, Unavailable
 from holdfast.model import NO_EPOCH, Epoch, Generation, Subtask, WorkerId
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.wire import messages as m
-from holdfast.runtime.worker.applying import Applying
-from holdfast.runtime.worker.compaction import opened_beyond, restore
-from holdfast.runtime.worker.local import Opened, Target, cut_of
+from holdfast.runtime.worker.compaction import opened_beyond, reading
+from holdfast.runtime.worker.local.opened import Opened
 from holdfast.runtime.worker.ports import Ports
-from holdfast.state.store import StateStore
+from holdfast.runtime.worker.target import Target, cut_of
 
 RETRY_S = 1.0
 """Time between two attempts to read a root that is unreachable."""
-WARMED_AT_ONCE = 1 << 14
-"""Rows of the local folder to read between two epochs: about 50 ms."""
 OPENED_BYTES_MAX = 512 << 20
 """Of pieces that are open together: object stores hold them in memory. More are restored one by one."""
 
@@ -49,21 +44,10 @@ class _Superseded(Exception):
     """The worker is to run another subtask than the one whose copy is being restored."""
 
 
-@dataclass
-class _Copy:
-    opened: Opened
-    applying: Applying
-
-    @property
-    def store(self) -> StateStore:
-        return self.opened.store
-
-
 class Following:
     """All copies of one worker.
 
     Args:
-        apply_after_idle_s: As in Applying.
         advanced: Called with the bytes restored so far and those of all pieces, while a copy is being restored.
     """
 
@@ -72,13 +56,11 @@ class Following:
         plan: Plan,
         ports: Ports,
         worker: WorkerId,
-        apply_after_idle_s: float,
         advanced: Callable[[int, int], object],
     ) -> None:
         self._plan, self._ports, self._worker, self._advanced = plan, ports, worker, advanced
-        self._apply_after_idle_s = apply_after_idle_s
         self._wanted = dict[Subtask, m.Follow]()
-        self._copies = dict[Subtask, _Copy]()
+        self._copies = dict[Subtask, Opened]()
         self._retry_at = dict[Subtask, float]()
         self._to_run: Subtask | None = None
         self.generation = Generation(0)
@@ -115,7 +97,7 @@ class Following:
         self._to_run = subtask
 
     def turn(self) -> bool:
-        """Bring one copy to its target, or read or write some rows of its local folder; return whether it did.
+        """Bring one copy to its target; return whether there was one to bring.
 
         Raises:
             HoldfastError: a copy can never be brought to its target here. Not if the root is unreachable.
@@ -131,9 +113,7 @@ class Following:
         if behind:
             subtask = min(behind, key=self._epoch_of)
             self._bring_unless_refused(subtask, self._wanted[subtask])
-        worked = [copy.applying.some(copy.store, worked=bool(behind)) for copy in self._copies.values()]
-        warmed = not behind and any(copy.store.warm(WARMED_AT_ONCE) for copy in self._copies.values())
-        return bool(behind) or any(worked) or warmed
+        return bool(behind)
 
     def _is_full(self) -> bool:
         """Return whether copies wait for room on the local disk."""
@@ -147,11 +127,6 @@ class Following:
         copy = self._copies.get(subtask)
         return NO_EPOCH if copy is None else copy.store.committed_through
 
-    def local_refusal(self) -> m.LocalRefusal | None:
-        """Return the refusal of a local folder that has lasted long enough to be reported."""
-        refusals = (copy.applying.refusal(copy.store) for copy in self._copies.values())
-        return next((each for each in refusals if each is not None), None)
-
     def take(self, target: m.Deploy) -> Opened | None:
         """Give up all copies; return that of the target's subtask, brought to the target, or None if it cannot be.
 
@@ -164,7 +139,7 @@ class Following:
                 self._discard(subtask)  # the restore may use its folder, so it is released first
                 return None
             self._bring(subtask, target)
-            return self._copies.pop(subtask).opened
+            return self._copies.pop(subtask)
         finally:
             self._leave_others(target.subtask)
             self.close()
@@ -175,7 +150,7 @@ class Following:
         RocksDB takes the longer to close the more state it has, while the records of the subtask wait.
         """
         for other in self._copies.keys() - {subtask}:
-            self._ports.lane("release").submit(self._copies.pop(other).opened.close, lambda _: None)
+            self._ports.lane("release").submit(self._copies.pop(other).close, lambda _: None)
 
     def stock(self) -> tuple[m.Copied, ...]:
         """Return what the copies hold."""
@@ -194,10 +169,8 @@ class Following:
             self._discard(subtask)
 
     def _copied(self, subtask: Subtask, target: m.Follow) -> m.Copied:
-        at, copy = self._epoch_of(subtask), self._copies.get(subtask)
-        lacking = sum(p.object.size for p in pieces(target.handle) if p.epoch > at)
-        cold = 0.0 if copy is None else copy.store.cold_share * sum(p.object.size for p in pieces(target.handle))
-        return m.Copied(subtask, at, lacking + round(cold))
+        at = self._epoch_of(subtask)
+        return m.Copied(subtask, at, sum(p.object.size for p in pieces(target.handle) if p.epoch > at))
 
     def _is_current(self, subtask: Subtask, target: Target) -> bool:
         copy = self._copies.get(subtask)
@@ -233,8 +206,8 @@ class Following:
         with ExitStack() as held:
             new = None
             if copy is not None:
-                at, store = copy.store.committed_through, self._ports.store
-                new = opened_beyond(self._plan, target, at, store, held, OPENED_BYTES_MAX, self._advanced)
+                at, read = copy.store.committed_through, reading(self._ports.store)
+                new = opened_beyond(self._plan, target, at, read, held, OPENED_BYTES_MAX, self._advanced)
             if copy is None or new is None:
                 self._discard(subtask)
                 self._copies[subtask] = self._restored(target)
@@ -248,22 +221,16 @@ class Following:
                 copy.store.drop_vacant()
             copy.store.completed(cut_of(target))
 
-    def _restored(self, target: Target) -> _Copy:
-        opened = self._ports.local.open(self._plan, target, self._worker)
-
+    def _restored(self, target: Target) -> Opened:
         def advanced(done_bytes: int, all_bytes: int) -> None:
             if self._to_run not in (None, target.handle.subtask):
                 raise _Superseded
             self._advanced(done_bytes, all_bytes)
 
-        try:
-            restore(opened, self._plan, target, self._ports.store, advanced)
-            opened.store.drop_vacant()
-        except (HoldfastError, _Superseded):
-            opened.close()
-            raise
-        return _Copy(opened, Applying(self._ports.clock, self._apply_after_idle_s))
+        opened = self._ports.local.open(self._plan, target, self._worker, self._ports.store, advanced)
+        opened.store.drop_vacant()
+        return opened
 
     def _discard(self, subtask: Subtask) -> None:
         if (copy := self._copies.pop(subtask, None)) is not None:
-            copy.opened.close()
+            copy.close()

@@ -91,20 +91,17 @@ def standby_heartbeat(
     delivered: tuple[Confirmed, ...],
     memory: MemoryUse,
     refused: str,
-    local_refused: m.LocalRefusal | None,
 ) -> m.Heartbeat:
     """Return the heartbeat of a worker that runs no subtask.
 
     Args:
         refused: Why the root could not be read at the last attempt; empty if it could.
-        local_refused: As in heartbeat_of.
     """
     progress = m.Progress(
         rss_bytes=resident_bytes(),
         state_bytes=memory.state_bytes,
         state_memory=memory.budget,
         refused=refused,
-        local_refused=local_refused,
     )
     return m.Heartbeat(worker_id, generation, False, False, delivered, progress, copies=copies)
 

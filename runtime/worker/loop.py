@@ -19,6 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+import msgspec
+
 from holdfast.checkpoint.bases import Thresholds, pieces
 from holdfast.errors import ConfigError, Damaged, Fenced, HoldfastError, JobFailed, LocalDamaged, Unavailable
 from holdfast.model import (
@@ -44,15 +46,16 @@ from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.channels import OpenLinks
 from holdfast.runtime.wire.vitals import At, Mark
 from holdfast.runtime.worker import protocol as worker
-from holdfast.runtime.worker.applying import Applying
-from holdfast.runtime.worker.compaction import CompactJob, restore
+from holdfast.runtime.worker.compaction import CompactJob
 from holdfast.runtime.worker.deliveries import Deliveries
 from holdfast.runtime.worker.following import Following
 from holdfast.runtime.worker.heartbeat import MemoryUse, heartbeat_of, quiet_of, standby_heartbeat
-from holdfast.runtime.worker.local import Opened, cut_of, identity_of
+from holdfast.runtime.worker.local.opened import Opened
+from holdfast.runtime.worker.local.upkeep import IMAGE_FROM_BYTES, Upkeep
 from holdfast.runtime.worker.ports import Ports
 from holdfast.runtime.worker.seal import SealJob, segment_job
 from holdfast.runtime.worker.subtask import Active, SubtaskRun, inputs_of, outputs_of
+from holdfast.runtime.worker.target import cut_of, identity_of
 from holdfast.runtime.worker.uploads import UPLOAD_FROM_BYTES, Uploads
 from holdfast.sinks.protocol.delivery import BACKLOG_BYTES_MAX
 from holdfast.state.paging.swap import resident_bytes
@@ -63,7 +66,6 @@ PERMANENT = (ConfigError, JobFailed, Damaged, Fenced)
 """Errors that would recur after a restart; a damaged local folder would not: a restart does not use it again."""
 RETRY_FIRST_S, RETRY_MAX_S = 0.2, {"upload": 0.2, "merge": 10.0}
 """How soon a refused lane tries again. An epoch waits for an upload; nothing waits for a merge, which reads a lot."""
-APPLY_AFTER_IDLE_S = 0.25
 COPIES_SHOWN_S = 0.1
 """Time between two heartbeats of a standby whose copies advance."""
 
@@ -73,8 +75,6 @@ class Limits:
     """Settings of one worker."""
 
     max_records_per_second: float | None = None
-    apply_after_idle: float = APPLY_AFTER_IDLE_S
-    """Seconds without work after which committed values are applied to the cold store."""
     merging: Thresholds = Thresholds()
     staged_bytes_max: int = BACKLOG_BYTES_MAX
     """Committed output of one writer that may wait for delivery before sources stop (P18)."""
@@ -82,6 +82,8 @@ class Limits:
     """The parts of state_memory; None: no limit."""
     upload_from: int = UPLOAD_FROM_BYTES
     """Bytes of a staged part from which it is uploaded to a target that has one committer."""
+    image_from: int = IMAGE_FROM_BYTES
+    """Bytes of a base from which the local disk has an image of it, and not a copy."""
     copied_per_turn: int = COPIED_AT_ONCE
     """Records that a turn copies after a barrier, or commits after a checkpoint, at most."""
 
@@ -104,7 +106,7 @@ class WorkerLoop:
         self._active: Active | None = None
         self._state: StateStore | None = None
         self._held: tuple[Subtask, tuple[int, int]] | None = None
-        self._release: Callable[[], None] = lambda: None
+        self._upkeep: Upkeep | None = None
         self._opened: dict[str, OpenSource] = {}
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._timer_ids = itertools.count()
@@ -113,9 +115,9 @@ class WorkerLoop:
         )
         self._uploads = Uploads(plan, limits.upload_from)
         self._copies_changed, self._copies_shown_at = False, 0.0
-        self._following = Following(plan, ports, worker_id, limits.apply_after_idle, self._copying)
+        self._following = Following(plan, ports, worker_id, self._copying)
         self._shown = m.Heartbeat(worker_id, Generation(0), False, False, (), m.Progress())
-        self._applying, self._refused = Applying(ports.clock, limits.apply_after_idle), dict[str, str]()
+        self._refused = dict[str, str]()
         self.exited: str | None = None
         self.advanced_at = ports.clock.monotonic()
         """When a turn last showed that it advances. A turn that takes long without that counts as hung."""
@@ -160,10 +162,18 @@ class WorkerLoop:
     def _committed(self, active: Active, cut: Cut) -> None:
         before = active.machine.committed
         self._perform(*worker.committed(active.machine, cut.epoch))
-        if self._state is not None:
+        if self._state is not None and self._upkeep is not None:
             self._state.completed(cut)
+            if active.deploy.topic is not None and self._state.cut == cut:
+                self._upkeep.committed(partial(self._at, active, cut))
         if active.machine.committed != before and quiet_of(active):
             self.beat()  # else the driver closes another epoch before it learns that nothing is new
+
+    def _at(self, active: Active, cut: Cut) -> m.Deploy:
+        """Return the state of this subtask as of an epoch that was just completed."""
+        handle = active.machine.handle or active.deploy.handle
+        lineage = active.deploy.lineage | {cut.epoch: cut.manifest}
+        return msgspec.structs.replace(active.deploy, base_epoch=cut.epoch, handle=handle, lineage=lineage)
 
     def _end_input(self, active: Active, drop_unread: bool) -> None:
         try:
@@ -214,7 +224,7 @@ class WorkerLoop:
             self.beat()
         worked |= self._seal_copied(active)
         self._show_news(active)
-        return self._apply_some(worked) or worked
+        return worked
 
     def _follow(self) -> bool:
         """Advance the copies of a standby."""
@@ -244,13 +254,6 @@ class WorkerLoop:
         """Report immediately what decides when the driver closes an epoch: new records, and memory full of changes."""
         if (self._shown.quiet and not quiet_of(active)) or self._shown.wants_barrier != self._wants_barrier():
             self.beat()
-
-    def _apply_some(self, worked: bool) -> bool:
-        try:
-            return self._applying.some(self._state, worked)
-        except LocalDamaged as error:
-            self._fail(error)
-        return False
 
     def idle_s(self) -> float:
         """Return how long the loop may sleep unless it is woken, in seconds."""
@@ -367,17 +370,19 @@ class WorkerLoop:
             stored = pieces(deploy.handle) or (deploy.topic is not None and deploy.base_epoch > NO_EPOCH)
             how, base = "restored" if stored else "empty", self._open_restored(deploy)
         base.store.identity = identity
-        self._state, self._held, self._release = base.store, (deploy.subtask, owned), base.close
+        self._state, self._held = base.store, (deploy.subtask, owned)
+        self._upkeep = Upkeep(self._ports.lane("local"), self._ports.clock, base, self._limits.image_from)
+        if base.kept is not None:
+            self._ports.lane("upload").submit(base.kept.verify, self._verified)  # before it, nothing is sealed
         return how
 
+    def _verified(self, result: object) -> None:
+        if isinstance(result, BaseException):
+            self._fail(result)
+
     def _open_restored(self, deploy: m.Deploy) -> Opened:
-        base = self._ports.local.open(self._plan, deploy, self.worker_id)
-        try:
-            restore(base, self._plan, deploy, self._ports.store, partial(self._restored, deploy.generation))
-        except HoldfastError:
-            base.close()  # half restored: the next generation must not roll back to it
-            raise
-        return base
+        ports, advanced = self._ports, partial(self._restored, deploy.generation)
+        return ports.local.open(self._plan, deploy, self.worker_id, ports.store, advanced)
 
     def _copying(self, done_bytes: int, all_bytes: int) -> None:
         """Show that the restore of a copy advances, as _restored does."""
@@ -405,8 +410,9 @@ class WorkerLoop:
     def _close_state(self) -> None:
         if self._state is not None:
             self._state, self._held = None, None
-            self._release()
-            self._applying.begin()
+        if self._upkeep is not None:
+            self._upkeep.close()
+            self._upkeep = None
 
     def _start(self, deploy: m.Deploy) -> Active:
         plan, subtask, parallelism = self._plan, deploy.subtask, len(deploy.peers)
@@ -492,7 +498,9 @@ class WorkerLoop:
                 self._seal_copied(active)
             case worker.Compact(merge):
                 specs = tuple(operator.table for operator in self._plan.operators)
-                self._compact(active.deploy.generation, CompactJob(active.deploy, self.worker_id, merge, specs))
+                copied = 0 if self._upkeep is None or not self._upkeep.copied_max else self._limits.image_from
+                job = CompactJob(active.deploy, self.worker_id, merge, specs, copied)
+                self._compact(active.deploy.generation, job)
             case worker.SendAck():
                 part = worker.part_of(active.machine, effect, self._deliveries.confirmed())
                 self._ports.send(m.Ack(self.worker_id, active.deploy.generation, effect.epoch, part))
@@ -506,6 +514,7 @@ class WorkerLoop:
         while active.unsealed and not state.uncopied:
             epoch, stages = active.unsealed.popleft()
             job = segment_job(state, epoch, active.deploy, self.worker_id, stages, self._uploads)
+            job.copied_max = 0 if self._upkeep is None else self._upkeep.copied_max
             self._seal(active.deploy.generation, epoch, job)
         return True
 
@@ -513,6 +522,8 @@ class WorkerLoop:
         def written(result: object) -> None:
             if self._is_current(generation):
                 assert isinstance(result, worker.Sealed) and self._active is not None
+                if self._upkeep is not None and result.segment is not None:
+                    self._upkeep.sealed(result.segment, job.data)
                 self._perform(*worker.output_sealed(self._active.machine, epoch, result))
 
         self._store(generation, "upload", job.run, lambda sealed: self._deliveries.when_in(lambda: written(sealed)))
@@ -521,6 +532,8 @@ class WorkerLoop:
         def done(result: object) -> None:
             assert isinstance(result, SegmentRef) and self._active is not None
             self._active.machine = worker.compacted(self._active.machine, result)
+            if self._upkeep is not None:
+                self._upkeep.merged(job.deploy, job.merge, result.object, job.data)
             self._show_news(self._active)
 
         self._store(generation, "merge", job.run, done)
@@ -609,9 +622,9 @@ class WorkerLoop:
             following, budget = self._following, self._limits.budget
             memory = MemoryUse(following.state_bytes, None if budget is None else budget.total, False, False)
             delivered = self._deliveries.confirmed()
-            refusals = following.refused, following.local_refusal()
-            return standby_heartbeat(self.worker_id, following.generation, copies, delivered, memory, *refusals)
-        local = None if self._state is None else self._applying.refusal(self._state)
+            refused = following.refused
+            return standby_heartbeat(self.worker_id, following.generation, copies, delivered, memory, refused)
+        local = None if self._upkeep is None else self._upkeep.refusal()
         memory = MemoryUse(
             0 if self._state is None else self._state.nbytes,
             None if self._limits.budget is None else self._limits.budget.total,

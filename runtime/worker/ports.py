@@ -10,7 +10,7 @@ from typing import Protocol
 from holdfast.ports import Clock, Lane, ObjectStore
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.channels import Network
-from holdfast.runtime.worker.local import LocalState
+from holdfast.runtime.worker.local.opened import LocalState
 
 
 class Ports(Protocol):

@@ -28,7 +28,7 @@ from holdfast.sinks.protocol.staging import Part, Stage
 from holdfast.state.changelog import SegmentHeader, seal_into
 from holdfast.state.store import StateStore
 from holdfast.state.tables.delta import Changes
-from holdfast.storage.hashing import Sink
+from holdfast.storage.hashing import Sink, Tee
 from holdfast.storage.once import create_each_same
 
 
@@ -45,6 +45,10 @@ class SealJob:
     """As in SegmentRef."""
     subtask: Subtask = Subtask(0)
     uploads: Uploads | None = None
+    copied_max: int = 0
+    """Bytes of the object up to which `data` holds it."""
+    data: bytes | None = None
+    """The segment that was stored; None if it is larger."""
     _parts: dict[str, Part] | None = field(default=None)
 
     def run(self, store: ObjectStore) -> Sealed:
@@ -66,7 +70,9 @@ class SealJob:
 
     def _write_segment(self, store: ObjectStore) -> SegmentRef:
         def write(into: Sink) -> None:
-            seal_into(into, self.header, self.deltas)
+            copy = Tee(into, self.copied_max)
+            seal_into(copy, self.header, self.deltas)
+            self.data = copy.data
 
         ref = write_object(store, self._segment_path, write, "check the store; the epoch is sealed again")
         return SegmentRef(Epoch(self.header.epoch), Epoch(self.header.follows), ref, writer=self.writer)

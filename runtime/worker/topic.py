@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from holdfast.checkpoint.bases import pieces, undelivered
 from holdfast.model import NO_EPOCH, Epoch, SegmentRef, Timeline, WorkerId
 from holdfast.runtime.plan.compiler import Plan
-from holdfast.runtime.worker.local import Target
+from holdfast.runtime.worker.target import Target
 from holdfast.sinks.contract.changelogs import (
     ROOT,
     AsOf,

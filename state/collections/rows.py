@@ -111,8 +111,8 @@ def extended(kind: KeyType, users: Keys, suffix: Sequence[pa.Array]) -> Keys:
 
 
 def existing(table: Table, keys: Keys) -> Rows:
-    """Return the slot of every key, -1 for those that do not exist; adds no keys to a complete table."""
-    slots = table.find(keys) if table.complete else table.slots(keys)
+    """Return the slot of every key, -1 for those that do not exist; adds no keys."""
+    slots = table.find(keys)
     known = np.flatnonzero(slots >= 0)
     slots[known[~table.is_present(slots[known])]] = -1
     return slots

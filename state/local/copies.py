@@ -4,11 +4,11 @@ A copy is found by the object's name and used only if its bytes have the size an
 subset of them is right, whatever a kill, a full disk or another job with the same names has left.
 
 An object is in parts, and is listed after the last of them: a kill, which keeps a prefix of the writes, leaves no
-listed object without a part.
+listed object without a part. Parts of objects that are not listed are erased before the next process writes.
 
 Invariants
     - What `get` returns has the hash that was asked for.
-    - After a kill, at most FLUSH_OBJECTS objects and FLUSH_BYTES bytes that were put are missing.
+    - After a kill, at most FLUSH_OBJECTS objects or FLUSH_BYTES bytes are missing, and those that were being flushed.
 
 For use by one thread at a time. Reads and writes through the KeyValue port; no other I/O, clock or thread.
 Source: docs/design/0122-local-images.md; PROTOCOL P14, P15.
@@ -17,14 +17,17 @@ Source: docs/design/0122-local-images.md; PROTOCOL P14, P15.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Callable
 
+from holdfast.errors import Unavailable
 from holdfast.model import ObjectRef
 from holdfast.ports import KeyValue
 
 PART_BYTES = 1 << 20
 """A write holds the interpreter lock for about half a millisecond per mebibyte."""
 FLUSH_OBJECTS, FLUSH_BYTES = 8, 64 << 20
+ATTEMPTS, PAUSE_S = 40, 0.05
+"""RocksDB refuses writes while it flushes its buffers: for less than a second per 32 MiB."""
 _LISTED, _PART = b"l", b"p"
 _END = b"\xff"
 
@@ -34,13 +37,20 @@ class Copies:
 
     Args:
         store: Holds them, and nothing else.
+        pause: Waits for so many seconds, before a part that was refused is written again; None: it is not.
     """
 
-    def __init__(self, store: KeyValue) -> None:
-        self._store = store
+    def __init__(self, store: KeyValue, pause: Callable[[float], object] | None = None) -> None:
+        self._store, self._pause = store, pause
         listed = store.scan(_LISTED, _LISTED + _END)
         self._sizes = {key[1:].decode(): int.from_bytes(size, "big") for key, size in listed}
         self._unflushed, self._unflushed_bytes = 0, 0
+        bounds = [bound for path in sorted(self._sizes, key=str.encode) for bound in _parts_of(path)]
+        gaps = zip([_PART, *bounds[1::2]], [*bounds[::2], _PART + _END], strict=True)
+        self._unlisted = [gap for gap in gaps if store.scan(*gap, 1)]
+        """Ranges with parts of objects that are not listed."""
+        self._partial = set[str]()
+        """Objects of which parts may be left, since a write was refused."""
 
     @property
     def nbytes(self) -> int:
@@ -53,15 +63,27 @@ class Copies:
         Raises:
             Unavailable: it was refused; putting it again later is safe.
         """
+        self._erase_unlisted()
         view = memoryview(data)
+        self._partial.add(path)
         for first in range(0, len(data), PART_BYTES):
-            self._store.write([(_part(path, first), bytes(view[first : first + PART_BYTES]))], [])
+            self._write_part(_part(path, first), bytes(view[first : first + PART_BYTES]))
         self._store.write([(_LISTED + path.encode(), len(data).to_bytes(8, "big"))], [])
         self._sizes[path] = len(data)
+        self._partial.discard(path)
         self._unflushed, self._unflushed_bytes = self._unflushed + 1, self._unflushed_bytes + len(data)
         if self._unflushed >= FLUSH_OBJECTS or self._unflushed_bytes >= FLUSH_BYTES:
             self._store.flush(wait=False)
             self._unflushed, self._unflushed_bytes = 0, 0
+
+    def _write_part(self, key: bytes, data: bytes) -> None:
+        for _ in range(0 if self._pause is None else ATTEMPTS):
+            try:
+                return self._store.write([(key, data)], [])
+            except Unavailable:
+                assert self._pause is not None
+                self._pause(PAUSE_S)
+        self._store.write([(key, data)], [])
 
     def get(self, ref: ObjectRef) -> bytes | None:
         """Return an object, None if there is no copy of it.
@@ -75,20 +97,33 @@ class Copies:
         data = b"".join(part or b"" for part in parts)
         return data if hashlib.sha256(data).hexdigest() == ref.sha256 else None
 
-    def retain(self, paths: Collection[str]) -> None:
-        """Remove all copies but these.
+    def remove(self, chosen: Callable[[str], bool]) -> None:
+        """Remove the copies of objects with these names.
 
         Raises:
             Unavailable: some may remain; a later call removes them.
         """
-        removed = [path for path in self._sizes if path not in paths]
+        self._erase_unlisted()
+        removed = {path for path in self._sizes if chosen(path)} | self._partial
         if not removed:
             return
         self._store.write([], [_LISTED + path.encode() for path in removed])
+        self._partial |= removed
         for path in removed:
-            del self._sizes[path]
-        self._store.erase([(_PART + path.encode() + b"\0", _PART + path.encode() + b"\1") for path in removed])
+            self._sizes.pop(path, None)
+        self._store.erase([_parts_of(path) for path in removed])
+        self._partial.clear()
+
+    def _erase_unlisted(self) -> None:
+        if self._unlisted:
+            self._store.erase(self._unlisted)
+            self._unlisted = []
 
 
 def _part(path: str, first: int) -> bytes:
     return _PART + path.encode() + b"\0" + first.to_bytes(8, "big")
+
+
+def _parts_of(path: str) -> tuple[bytes, bytes]:
+    """Return the range of the keys of all parts of an object."""
+    return _PART + path.encode() + b"\0", _PART + path.encode() + b"\1"

@@ -5,20 +5,23 @@ files of their own, small ones in one file. Several processes may map an image a
 
 Invariants
     - A head describes its image: it is removed before the first change, and written, by rename, after the last.
-    - An image with a head is as of one completed epoch, by the hash of its manifest (P14).
+    - An image with a head is as of one completed epoch, by the hash of its manifest or of the base object that holds
+      the same rows (P14).
     - A process that maps or changes an image holds its lock; locks end with the process.
 
 I/O: local files, locks.
-Source: docs/design/0049-state-images.md; flock(2).
+Source: docs/design/0049-state-images.md, 0122-local-images.md; flock(2).
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
 import time
 import uuid
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
@@ -31,17 +34,22 @@ import xxhash
 from numpy.typing import DTypeLike, NDArray
 
 from holdfast import children
-from holdfast.model import Cut, JobUuid
+from holdfast.errors import LocalDamaged
+from holdfast.model import Cut, Epoch, JobUuid
 from holdfast.state.compiled.digest import sources_digest
-from holdfast.state.marker import Declared, Lineage, overlap
 from holdfast.state.paging.mapped import MappedFiles
 from holdfast.state.paging.private import PrivateFiles
 from holdfast.state.store import StateStore
 from holdfast.state.tables.slab import UNLIMITED, Memory, Stored
 
+Lineage = Mapping[Epoch, str]
+"""Completed epochs on which the target builds, each with the SHA-256 of its manifest."""
+Declared = Mapping[int, str]
+"""The hash of the declaration of every operator of the plan, by number."""
 OLD_S = 7 * 86_400.0
 """Images that were not used for so long are removed."""
 BROKEN_S = 600.0
+_READ_BYTES = 8 << 20
 _VERSION = 1
 _HEAD, _LOCK, _SMALL = "head", "lock", "small"
 _NEW, _REMOVED = ".new-", ".removed-"
@@ -55,6 +63,8 @@ class StoredArray(msgspec.Struct, frozen=True):
     """Elements."""
     file: str = ""
     offset: int = 0
+    hash: str = ""
+    """xxh3-64 of its bytes; empty if it was not asked for."""
 
 
 class StoredTable(msgspec.Struct, frozen=True):
@@ -80,6 +90,19 @@ class Head(msgspec.Struct, frozen=True):
     small: str
     tables: dict[int, StoredTable]
     version: int = _VERSION
+    content: str = ""
+    """SHA-256 of the base object with the same rows; empty if there is none."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(a.size * np.dtype(a.dtype).itemsize for t in self.tables.values() for a in t.arrays.values())
+
+    @property
+    def files(self) -> set[str]:
+        """The names of the files of its arrays."""
+        arrays = (array for table in self.tables.values() for array in table.arrays.values())
+        return {self.small, *(array.file for array in arrays if array.file)}
 
 
 _DECODER = msgspec.json.Decoder(Head)
@@ -87,13 +110,15 @@ _DECODER = msgspec.json.Decoder(Head)
 
 @dataclass(frozen=True)
 class Wanted:
-    """The state that a task needs: of these operators and key groups, as of the last epoch of a lineage."""
+    """The state that is needed: of these operators and key groups, as of the last epoch of a lineage."""
 
     job_uuid: JobUuid
     key_groups: tuple[int, int]
     declared: Declared
     base: Cut
     lineage: Lineage
+    content: str = ""
+    """SHA-256 of the base object on which the last epoch builds; empty if there is none, or several."""
 
     @property
     def prefix(self) -> str:
@@ -103,29 +128,39 @@ class Wanted:
         return f"{first}-{end}-{operators}-"
 
     def usable(self, head: Head | None) -> bool:
-        """Return whether an image is as of the base, or of an epoch on which it builds."""
-        if head is None or head.job_uuid != self.job_uuid or head.declared != self.declared:
+        """Return whether an image has these operators and key groups, as of something on which this state builds."""
+        if head is None or head.job_uuid != self.job_uuid:
             return False
         if head.layout != sources_digest():  # another version of this package has written it
             return False
+        return self.has_columns(head) and self.has_key_groups(head) and self.continues(head)
+
+    def has_columns(self, head: Head) -> bool:
+        """Return whether the rows of an image have the present columns."""
+        return head.declared == self.declared
+
+    def has_key_groups(self, head: Head) -> bool:
+        """Return whether an image has these key groups and no others."""
+        return head.key_groups == self.key_groups
+
+    def continues(self, head: Head) -> bool:
+        """Return whether this state builds on that of an image: on its epoch, or on the base object with its rows."""
         cut = head.cut
-        known = cut == self.base or (cut.epoch < self.base.epoch and self.lineage.get(cut.epoch) == cut.manifest)
-        return head.key_groups == self.key_groups and known and cut.manifest != ""
+        past = cut.epoch < self.base.epoch and self.lineage.get(cut.epoch) == cut.manifest
+        known = (cut == self.base or past) and cut.manifest != ""
+        return known or (head.content != "" and head.content == self.content)
 
     def replaces(self, head: Head) -> bool:
         """Return whether this state makes an image useless."""
         shares = not self.declared.keys().isdisjoint(head.declared)
-        return shares and overlap(head.key_groups, self.key_groups) is not None
+        return shares and max(head.key_groups[0], self.key_groups[0]) < min(head.key_groups[1], self.key_groups[1])
 
 
-class FileMemory(Memory, Protocol):
-    """The memory of the tables of one image."""
+class Files(Protocol):
+    """How the files of an image become arrays."""
 
-    def mapped(self, name: str, dtype: DTypeLike) -> NDArray[Any]:
-        """Map one of its files, all of it."""
-
-    def close(self) -> None:
-        """Release what it holds; arrays stay valid."""
+    def mapped(self, name: str, dtype: DTypeLike, size: int) -> NDArray[Any]:
+        """Return a file, all of it; the first `size` elements are used."""
 
 
 class Image:
@@ -154,43 +189,82 @@ class Image:
         """Return the memory of tables that map it: what is written there is in no file of the image."""
         return PrivateFiles(self.path, *self.limits)
 
-    def finish(self, store: StateStore, memory: MappedFiles, wanted: Wanted) -> None:
-        """Write what the image is now; files that it no longer needs are removed."""
+    def copy(self, other: Image) -> None:
+        """Take the content of another image, which this process holds and nothing changes."""
+        assert self.alone and other.head is not None
+        for name in other.head.files:
+            _copy(other.path / name, self.path / name)
+        self.head = other.head
+
+    def read(self, store: StateStore, memory: Memory) -> None:
+        """Give a store, whose tables have this memory, the tables of the image, all read and verified.
+
+        Raises:
+            LocalDamaged: they are not what was written.
+        """
+        self.verify()
+        self.load(store, _Reader(self.path, memory))
+
+    def verify(self) -> None:
+        """Compare the files with their hashes.
+
+        Raises:
+            LocalDamaged: they differ.
+        """
+        assert self.head is not None
+        for table in self.head.tables.values():
+            for array in table.arrays.values():
+                if array.hash and _hash_of(self.path, array, self.head.small) != array.hash:
+                    raise _damaged(self.path)
+
+    def finish(self, store: StateStore, memory: MappedFiles, wanted: Wanted, *, hashed: bool = False) -> None:
+        """Write what the image is now; files that it no longer needs are removed.
+
+        Args:
+            hashed: Note hashes of its arrays, by which a later process verifies them.
+        """
         small, offset, tables = f"{_SMALL}-{uuid.uuid4().hex}", 0, dict[int, StoredTable]()
         with open(self.path / small, "wb") as file:
             for operator, stored in store.stored().items():
                 arrays = dict[str, StoredArray]()
                 for name, array in stored.arrays.items():
+                    digest = xxhash.xxh3_64_hexdigest(np.ascontiguousarray(array).data) if hashed else ""
                     if mapped := memory.file_of(array):
-                        arrays[name] = StoredArray(array.dtype.str, array.size, mapped)
+                        arrays[name] = StoredArray(array.dtype.str, array.size, mapped, 0, digest)
                     else:
-                        arrays[name] = StoredArray(array.dtype.str, array.size, "", offset)
+                        arrays[name] = StoredArray(array.dtype.str, array.size, "", offset, digest)
                         offset += file.write(np.ascontiguousarray(array).data)
                         offset += file.write(bytes(-offset % 64))
                 tables[operator] = StoredTable(arrays, stored.numbers)
         given = wanted.job_uuid, wanted.base, wanted.key_groups, dict(wanted.declared)
-        self.head = Head(*given, sources_digest(), small, tables)
+        self.head = Head(*given, sources_digest(), small, tables, content=wanted.content)
         (self.path / (_NEW + _HEAD)).write_bytes(msgspec.json.encode(self.head))
         os.replace(self.path / (_NEW + _HEAD), self.path / _HEAD)
         self._whole = True
         os.utime(self._lock)  # for programs that remove old temporary files
         memory.close()
-        needed = {_HEAD, _LOCK, small, *(a.file for table in tables.values() for a in table.arrays.values())}
+        needed = {_HEAD, _LOCK, *self.head.files}
         for path in self.path.iterdir():
             if path.name not in needed:
                 path.unlink()
 
-    def load(self, store: StateStore, memory: FileMemory) -> None:
-        """Give a store, whose tables have this memory, the tables of the image."""
+    def load(self, store: StateStore, files: Files) -> None:
+        """Give a store, into whose memory the files come, the tables of the image.
+
+        Raises:
+            LocalDamaged: a file is shorter than it was.
+        """
         assert self.head is not None
         data = np.fromfile(self.path / self.head.small, np.uint8)
         stored, rooms = dict[int, Stored](), dict[int, dict[str, NDArray[Any]]]()
         for operator, table in self.head.tables.items():
-            rooms[operator] = {n: memory.mapped(a.file, a.dtype) for n, a in table.arrays.items() if a.file}
+            rooms[operator] = {n: files.mapped(a.file, a.dtype, a.size) for n, a in table.arrays.items() if a.file}
             arrays = {
                 name: rooms[operator][name][: array.size] if array.file else _small(data, array)
                 for name, array in table.arrays.items()
             }
+            if any(arrays[name].size < array.size for name, array in table.arrays.items()):
+                raise _damaged(self.path)
             stored[operator] = Stored(arrays, table.numbers)
         store.adopt(stored, rooms, self.head.cut.epoch)
 
@@ -216,6 +290,26 @@ class Image:
             fcntl.flock(self._lock, fcntl.LOCK_UN)  # processes that were forked meanwhile have the lock too
             os.close(self._lock)
             self._lock = -1
+
+
+class _Reader:
+    """Reads the files of an image into a memory that is not the image's."""
+
+    def __init__(self, folder: Path, memory: Memory) -> None:
+        self._folder, self._memory = folder, memory
+
+    def mapped(self, name: str, dtype: DTypeLike, size: int) -> NDArray[Any]:
+        """Return a room, as large as the file, of which the first `size` elements have the file's content."""
+        kind, path = np.dtype(dtype), self._folder / name
+        room = self._memory.room(kind, max(size, path.stat().st_size // kind.itemsize))
+        used = self._memory.use(room, size)
+        with open(path, "rb", buffering=0) as file:
+            for first in range(0, size, _READ_BYTES // kind.itemsize):
+                part = used[first : min(size, first + _READ_BYTES // kind.itemsize)]
+                if file.readinto(part.view(np.uint8).data) != part.nbytes:
+                    raise _damaged(self._folder)
+                self._memory.settle()
+        return room
 
 
 class Held(IntEnum):
@@ -359,7 +453,54 @@ def _is_there(path: Path, lock: int) -> bool:
 
 def _small(data: NDArray[np.uint8], array: StoredArray) -> NDArray[Any]:
     dtype = np.dtype(array.dtype)
-    return data[array.offset : array.offset + array.size * dtype.itemsize].view(dtype)
+    part = data[array.offset : array.offset + array.size * dtype.itemsize]
+    return part[: part.size - part.size % dtype.itemsize].view(dtype)
+
+
+def _hash_of(folder: Path, array: StoredArray, small: str) -> str:
+    """Return the hash of the bytes of an array, as far as they are there."""
+    hashed, left = xxhash.xxh3_64(), array.size * np.dtype(array.dtype).itemsize
+    try:
+        with open(folder / (array.file or small), "rb", buffering=0) as file:
+            file.seek(array.offset)
+            while left and (part := file.read(min(left, _READ_BYTES))):
+                hashed.update(part)
+                left -= len(part)
+    except OSError as error:
+        raise _damaged(folder) from error
+    return hashed.hexdigest()
+
+
+def _copy(file: Path, to: Path) -> None:
+    """Copy a file, without room for its holes."""
+    with open(file, "rb", buffering=0) as given, open(to, "xb", buffering=0) as made:
+        size, at = os.fstat(given.fileno()).st_size, 0
+        os.truncate(made.fileno(), size)
+        while (at := _data_from(given.fileno(), at)) < size:
+            end = os.lseek(given.fileno(), at, os.SEEK_HOLE)
+            while at < end:
+                copied = os.copy_file_range(given.fileno(), made.fileno(), min(end - at, _READ_BYTES), at, at)
+                if not copied:
+                    raise OSError(errno.EIO, f"{file} ended while it was copied")
+                at += copied
+
+
+def _data_from(file: int, at: int) -> int:
+    """Return where data begins, from an offset on; the size of the file if there is none."""
+    try:
+        return os.lseek(file, at, os.SEEK_DATA)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        return os.fstat(file).st_size
+
+
+def _damaged(folder: Path) -> LocalDamaged:
+    return LocalDamaged(
+        f"the image of the state in {folder} is not what was written",
+        not_done="it is not used",
+        next_step="no action needed: the state is restored from the checkpoint",
+    )
 
 
 def _epoch(image: Image) -> int:

@@ -120,7 +120,7 @@ class MappedFiles:
             if (mapping := file.mapping()) is not None:
                 mapping.madvise(mmap.MADV_DONTNEED)
 
-    def mapped(self, name: str, dtype: DTypeLike) -> NDArray[Any]:
+    def mapped(self, name: str, dtype: DTypeLike, size: int = 0) -> NDArray[Any]:
         """Map a file, all of it; call use() before it is written."""
         file = os.open(self._folder / name, os.O_RDWR)
         try:

@@ -34,7 +34,7 @@ class PrivateFiles(Swap):
         super().__init__(image, resident_max, tables_max)
         self._image = image
 
-    def mapped(self, name: str, dtype: DTypeLike) -> NDArray[Any]:
+    def mapped(self, name: str, dtype: DTypeLike, size: int = 0) -> NDArray[Any]:
         """Map a file of the image, all of it."""
         return self.over(self._image / name, np.dtype(dtype))
 

@@ -37,7 +37,6 @@ from holdfast.state.tables.placing import distinct, parts
 from holdfast.state.tables.records import NO_PROGRAM, Program, Records, Side
 from holdfast.state.tables.slab import Memory, Rows, Slab
 from holdfast.state.tables.spec import TableSpec, Values
-from holdfast.state.tables.unapplied import Unapplied
 
 KNOWN = Flag.WORKING | Flag.COMMITTED
 DIRTY_SHARE = 8
@@ -54,13 +53,12 @@ class EpochRecords(Records):
     Args:
         spec: Key type and columns.
         key_group_count: Key groups of the job.
-        keep_unapplied: Remember which committed slots the cold store does not have yet.
         memory: Where the records are.
     """
 
-    def __init__(self, spec: TableSpec, key_group_count: int, *, keep_unapplied: bool, memory: Memory) -> None:
+    def __init__(self, spec: TableSpec, key_group_count: int, *, memory: Memory) -> None:
         super().__init__(spec, memory)
-        self._key_group_count, self._keep_unapplied = key_group_count, keep_unapplied
+        self._key_group_count = key_group_count
         self._begin(NO_EPOCH)
 
     def _begin(self, committed_through: Epoch) -> None:
@@ -72,7 +70,7 @@ class EpochRecords(Records):
         """None: all records of the last frozen epoch are copied."""
         self._committing: Committing | None = None
         """None: all copies of the last committed epoch are among the committed values."""
-        self._expiries, self._unapplied = Expiries(), Unapplied()
+        self._expiries = Expiries()
         self.vacant = 0
         """Number of slots that committed ranges have emptied since drop_vacant()."""
         self.committed_through = committed_through
@@ -290,17 +288,15 @@ class EpochRecords(Records):
         self._take_out()
 
     def _commit(self, committing: Committing, records_max: int) -> None:
-        copies, keep = committing.copies, int(self._keep_unapplied)
+        copies = committing.copies
         first, end = committing.take(records_max)
         slots, words = copies.slots[first:end], copies.words[: end * self._width].reshape(end, self._width)[first:]
         known = int(KNOWN)  # the flags of a key that existed at the last commit already: they do not change
-        write = bool(keep) or not bool(((words[:, self._key] & known) == known).all())
+        write = not bool(((words[:, self._key] & known) == known).all())
         reached = self._records_of(slots, write=write), self._committed_of(slots, write=True)
         for part in parts(self._memory, *reached):
-            fresh = np.empty(slots[part].size if keep else 0, np.int64)
             memory = (self._records.array, self._committed_values.array, self._control, slots[part])
-            count = self._slots.commit(*memory, words[part].reshape(-1), keep, fresh)
-            self._unapplied.note(fresh[:count])
+            self._slots.commit(*memory, words[part].reshape(-1))
         if not committing.left:
             self._committing = None
 
@@ -330,10 +326,6 @@ class EpochRecords(Records):
         """Make slots absent whose ranges are committed; without ranges, their keys were never committed."""
         self._set(erased, Flag.COMMITTED | Flag.ERASED)
         self.vacant += erased.size
-        if through is not None and self._keep_unapplied:
-            self._set(erased, Flag.UNAPPLIED)  # the range erases them there too
-            self._unapplied.keep(lambda slots: (self.flags_of(slots) & Flag.UNAPPLIED) != 0)
-            self._unapplied.erase(through)
 
     def holds(self, base: Epoch) -> bool:
         """Return whether roll_back(base) is possible."""

@@ -4,7 +4,7 @@ A record has a number, its *slot*, which it keeps until the key is dropped; the 
 module gives kernels their memory and keys, and makes room for them; layout.py says what a record looks like.
 
 Invariants
-    - A new record has default values and no flags but USED (and UNLOADED, if a cold store may hold the key).
+    - A new record has default values and no flags but USED.
     - Between two calls of Memory.settle(), kernels reach about `bytes_max` of the slabs: rows come in parts, ordered by
       their records, and sweeps in ranges (placing.py). What the caller gets is in the order of its rows.
 

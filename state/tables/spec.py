@@ -12,17 +12,15 @@ Pure: no clock, thread or I/O. Source: docs/design/0040-values-of-any-width.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from holdfast.errors import ConfigError
-from holdfast.state.keys.batch import Keys, KeyType
-from holdfast.state.tables.slab import Rows
+from holdfast.state.keys.batch import KeyType
 
 OPERATORS_END = 0xFFFF
 RESERVED_NAMES = frozenset({"kg", "key", "kind", "end"})
@@ -154,24 +152,3 @@ class TableSpec:
     def row_bytes(self) -> int:
         """Bytes of one row's values, without those of variable width."""
         return sum(8 if column.varying else np.dtype(column.dtype).itemsize for column in self.columns)
-
-
-class Loader(Protocol):
-    """Reads the rows of one operator that are in the cold store (state/cold.py)."""
-
-    @property
-    def complete(self) -> bool:
-        """Return whether every row of the cold store is already in the table."""
-
-    @property
-    def incomplete(self) -> int:
-        """The number of key groups of which rows may still be in the cold store alone."""
-
-    def fetch(self, keys: Keys) -> tuple[Rows, Columns]:
-        """Return which of these keys have a row, and the rows."""
-
-    def scan_for(self, keys: Keys) -> Iterable[tuple[Keys, Columns]]:
-        """Yield rows of key groups with many misses, in proportion to how many keys they missed since the last time."""
-
-    def scan_rest(self, rows_max: int | None = None) -> Iterable[tuple[Keys, Columns]]:
-        """Yield the rows that were not yielded yet, all or at most `rows_max`; after the last, all are in the table."""

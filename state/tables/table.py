@@ -1,11 +1,11 @@
 """The resident table of one stateful operator: a record per key, updated a whole batch at a time.
 
 Every key has a slot, the number of its record. records.py finds and inserts records, epochs.py freezes, commits and
-rolls them back. This module connects them with the cold store, the changelog and the ordered indexes.
+rolls them back. This module connects them with the changelog and the ordered indexes.
 
 How an operator uses it, per batch:
 
-    slots = table.slots(keys)                          # finds or inserts, loads from the cold store
+    slots = table.slots(keys)                          # finds or inserts
     column = table.changing(slots)                     # now they exist and are dirty
     np.add.at(column("count"), slots, 1)               # takes a new view for every batch
 
@@ -13,8 +13,8 @@ Columns that are not plain are read with `table.read(name, slots)` and written w
 Arrow arrays. With all of this for plain columns in one compiled pass, `slots = table.fold(keys, program, inputs)`.
 
 Invariants
-    - A slot keeps its number until its key is dropped, which happens only to absent keys that are neither dirty,
-      unfinished nor unapplied.
+    - A slot keeps its number until its key is dropped, which happens only to absent keys that are neither dirty nor
+      unfinished.
     - Expired keys are absent, and no row of a delta names them: a range covers them all (state/tables/expiry.py).
     - Every change of a key's presence or working values is noted in the ordered indexes (state/tables/ordered.py).
 
@@ -24,7 +24,7 @@ Source: DESIGN section 5.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,24 +39,19 @@ from holdfast.state.tables.epochs import KNOWN, EpochRecords
 from holdfast.state.tables.expiry import Through, covered
 from holdfast.state.tables.kernels.layout import DIRTY, Control, Flag
 from holdfast.state.tables.ordered import BY_KEY, OrderedIndex
-from holdfast.state.tables.placing import limited
 from holdfast.state.tables.records import PART_ROWS_MIN, Program
 from holdfast.state.tables.slab import PLAIN, UNLIMITED, Memory, Rows, Stored
-from holdfast.state.tables.spec import Columns, ColumnSpec, Loader, TableSpec
-from holdfast.state.tables.unapplied import RUN_MAX, TEXT_RUN_MAX
-from holdfast.state.tables.values import scalar, taken
+from holdfast.state.tables.spec import Columns, ColumnSpec, TableSpec
+from holdfast.state.tables.values import scalar
 
-__all__ = ["ColumnSpec", "Columns", "Loader", "Table", "TableSpec"]
+__all__ = ["ColumnSpec", "Columns", "Table", "TableSpec"]
 
-_NO_ROWS: Rows = np.empty(0, np.int64)
 VACANT_SLOTS_MIN = 16_384
 """Fewer slots without a row are not worth dropping."""
-APPLIED_BYTES_MAX = 4 << 20
-"""Values of variable width in one write to the cold store, after which others get the interpreter lock."""
 _ROW_REACH = 4 << 16
 """Bytes that may become resident for a row whose path through a tree of keys is unknown: entry, record, and keys, and
 what the system maps around each, 64 KiB by default."""
-_HELD = DIRTY | Flag.UNAPPLIED | Flag.UNLOADED | Flag.PINNED
+_HELD = DIRTY | Flag.PINNED
 """Flags of records that are not dropped."""
 
 
@@ -66,35 +61,22 @@ class Table(EpochRecords):
     Args:
         spec: Key type and columns.
         key_group_count: Key groups of the job.
-        loader: Loads the rows of keys not seen yet; None if there are none to load.
-        keep_unapplied: Remember committed slots until `applied` reports them as written to the cold store.
         memory: Where the records are.
     """
 
-    def __init__(
-        self,
-        spec: TableSpec,
-        key_group_count: int,
-        loader: Loader | None = None,
-        *,
-        keep_unapplied: bool = False,
-        memory: Memory = PLAIN,
-    ) -> None:
-        super().__init__(spec, key_group_count, keep_unapplied=keep_unapplied, memory=memory)
+    def __init__(self, spec: TableSpec, key_group_count: int, *, memory: Memory = PLAIN) -> None:
+        super().__init__(spec, key_group_count, memory=memory)
         self._orders = {by: OrderedIndex(self, by, self._places) for by in spec.orders}
         self.loads = 0
-        """Grows whenever values arrive that no operator has just written: by a reset, a restore or the cold store."""
-        self.reset(loader, NO_EPOCH)
+        """Grows whenever values arrive that no operator has just written: by a reset or a restore."""
+        self.reset(NO_EPOCH)
 
-    def reset(self, loader: Loader | None, committed_through: Epoch) -> None:
-        """Forget everything and start at this epoch; rows that `loader` reads are committed."""
+    def reset(self, committed_through: Epoch) -> None:
+        """Forget everything and start at this epoch."""
         if self._control[Control.HIGH]:
             self._clear()
             for order in self._orders.values():
                 order.clear()
-        self._loader = loader
-        self._unloaded = _NO_ROWS
-        """Slots of new records whose values the cold store has not been asked for."""
         self._begin(committed_through)
         self.loads += 1
 
@@ -113,46 +95,30 @@ class Table(EpochRecords):
             stored: Its arrays are used, not copied.
             rooms: In which room of this table's memory an array begins; those that are in none have no room to grow.
         """
-        self.reset(None, committed_through)
+        self.reset(committed_through)
         self._adopt(stored, rooms)
         self.vacant = stored.numbers["vacant"]
         for order in self._orders.values():
             order.clear()
             order.note(self._scan(Flag.WORKING))
 
-    @property
-    def complete(self) -> bool:
-        """Return whether every key is in the table, so that a new one need not be looked up in the cold store."""
-        return self._loader is None or (self._loader.complete and not self._unloaded.size)
-
     # Reading and writing a batch
 
     def slots(self, keys: Keys) -> Rows:
-        """Return the slot of every key, int64; keys not seen yet get one and are loaded.
+        """Return the slot of every key, int64; keys not seen yet get one.
 
-        A slot stays valid until the next drop_vacant(), roll_back() included. If loading raises,
-        nothing was written and the call may be repeated.
+        A slot stays valid until the next drop_vacant(), roll_back() included.
 
         Raises:
             JobFailed: a key is too large; nothing was written.
         """
         self._check_keys(keys)
-        loader = self._loader
-        if loader is None or self.complete:
-            return self._take(keys, mark=False)[0]
-        slots, born = self._take(keys, mark=False, born=True)
-        if born.size:
-            self._set(born, 0, Flag.UNLOADED)
-            self._unloaded = np.concatenate([self._unloaded, born])
-        if self._unloaded.size:
-            self._load(loader)
-        return slots
+        return self._take(keys, mark=False)[0]
 
     def fold(self, keys: Keys, program: Program, inputs: Sources) -> Rows:
         """Fold one row per key into the records of these keys, which exist and are dirty then; return their slots.
 
-        The table must be complete; if it is not, call slots() and fold_at(). If it raises because
-        memory is exhausted, some rows may have been folded: roll back, do not repeat the batch.
+        If it raises because memory is exhausted, some rows may have been folded: roll back, do not repeat the batch.
 
         Args:
             program: Operations, in the order in which they read the inputs (state/tables/kernels/layout.py).
@@ -162,7 +128,6 @@ class Table(EpochRecords):
             JobFailed: a key is too large; nothing was written.
         """
         self._check_keys(keys)
-        assert self.complete, "new keys must be loaded first"
         slots, _ = self._take(keys, mark=True, program=program, inputs=inputs)
         self._note(slots)
         return slots
@@ -174,20 +139,17 @@ class Table(EpochRecords):
             slots: Every present slot in the ranges, each once; the caller must have examined all present() keys.
             through: The ranges; they do not apply to key groups that are not owned.
         """
-        assert self._loader is None or self._loader.complete, "expiring keys must be in the table"
         if self.spec.ranges:
             self._expire(slots, through)
         else:
             self.delete(slots)
 
     def present(self) -> Rows:
-        """Return the slots of all keys that exist now; reads the whole cold store first."""
-        self._load_rest()
+        """Return the slots of all keys that exist now."""
         return self._scan(Flag.WORKING)
 
     def slots_used(self) -> int:
-        """Return a number that all slots of keys that exist now lie below; reads the whole cold store first."""
-        self._load_rest()
+        """Return a number that all slots of keys that exist now lie below."""
         return int(self._control[Control.HIGH])
 
     def present_parts(self, first: int = 0, end: int = UNLIMITED) -> Iterator[Rows]:
@@ -196,7 +158,6 @@ class Table(EpochRecords):
         Args:
             first, end: Only slots in [first, end).
         """
-        self._load_rest()
         for low, high in self._sweep(first, end):
             found = np.empty(high - low, np.int64)
             given = self._records.array, self._control, low, high, int(Flag.WORKING), 0
@@ -206,7 +167,7 @@ class Table(EpochRecords):
     def present_by_time(
         self, name: str, over: int, between: tuple[int, int], known: Sequence[int]
     ) -> Iterator[tuple[Rows, Words, tuple[int, int] | None]]:
-        """Yield slots of keys that exist now, by a time in a plain column; reads the whole cold store first.
+        """Yield slots of keys that exist now, by a time in a plain column.
 
         Args:
             name: The column.
@@ -217,7 +178,6 @@ class Table(EpochRecords):
         Returns:
             Slots; their times; the earliest and the latest time after `over`, None if there is none.
         """
-        self._load_rest()
         wanted = np.array([self._key + 1 + self._values.at[name], over, *between], np.int64)
         skipped = np.array(known, np.int64)
         for low, high in self._sweep():
@@ -227,28 +187,8 @@ class Table(EpochRecords):
             count = self._slots.scan_times(*given, found, times, left)
             yield found[:count], times[:count], (int(left[0]), int(left[1])) if left[0] <= left[1] else None
 
-    def load_some(self, rows_max: int) -> bool:
-        """Read at most so many rows of the cold store before they are asked for; return whether any were left."""
-        if self._loader is None or self.complete:
-            return False
-        self._take_scanned(self._loader.scan_rest(rows_max))
-        if self._loader.complete:
-            self._loaded_all()
-        return True
-
-    @property
-    def cold_groups(self) -> int:
-        """The number of key groups of which rows may be in the cold store alone."""
-        return 0 if self._loader is None else self._loader.incomplete
-
-    def _load_rest(self) -> None:
-        if self._loader is not None and not self._loader.complete:
-            self._take_scanned(self._loader.scan_rest())
-            self._loaded_all()
-
     def ordered(self, by: str = BY_KEY) -> OrderedIndex:
-        """Return one of the table's orders, of all keys that exist; reads the whole cold store first."""
-        self._load_rest()
+        """Return one of the table's orders, of all keys that exist."""
         return self._orders[by]
 
     @property
@@ -269,21 +209,12 @@ class Table(EpochRecords):
         columns = zip(key, self.spec.key.types, strict=True)
         keys = self.spec.key.encode([pa.array([value], kind) for value, kind in columns])
         slots = self.find(keys)
-        state = int(self.flags_of(slots)[0]) if slots[0] >= 0 else int(Flag.UNLOADED)
-        if not state & Flag.UNLOADED:
-            if not state & Flag.COMMITTED:
-                return None
-            values = self._columns(self._committed_words(slots, np.ones(1, np.bool_)))
-            return {name: scalar(column, 0) for name, column in values.items()}
-        if self._loader is None:
+        if slots[0] < 0 or not int(self.flags_of(slots)[0]) & Flag.COMMITTED:
             return None
-        erased = self._unapplied.through
-        if erased is not None and covered(keys, erased).any():
-            return None
-        found, columns_read = self._loader.fetch(keys)
-        return {name: scalar(values, 0) for name, values in columns_read.items()} if found.size else None
+        values = self._columns(self._committed_words(slots, np.ones(1, np.bool_)))
+        return {name: scalar(column, 0) for name, column in values.items()}
 
-    # Restoring, applying to the cold store
+    # Restoring
 
     def absorb(self, delta: Delta) -> None:
         """Write a committed delta of the changelog into both working and committed values."""
@@ -297,62 +228,19 @@ class Table(EpochRecords):
             self._erase_committed(erased, delta.through)
             self._reset(erased, KNOWN)
             self._note(erased)
-        # Keys are overwritten whole, so those not seen before need no look-up in the cold store.
         slots, _ = self._take(delta.keys, mark=False)
         gone = np.flatnonzero(~delta.puts)
         # Values come before flags: a compaction of the arena follows the committed words of records with the flag.
         self._write(slots, delta.columns, absent=gone)
-        self._set(slots, Flag.UNLOADED, KNOWN)
+        self._set(slots, 0, KNOWN)
         self._set(slots[gone], KNOWN)
         self.vacant += gone.size
         self._note(slots)
-        self._note_unapplied(slots)
 
     @property
     def row_bytes(self) -> int:
         """Return how many bytes the values of a row have, about."""
         return self.spec.row_bytes + (0 if self._bytes is None else self._bytes.used // max(1, len(self)))
-
-    @property
-    def unapplied_count(self) -> int:
-        """Return how many committed slots the cold store does not have yet."""
-        return self._unapplied.count
-
-    @property
-    def unapplied_ranges(self) -> Through | None:
-        """Return the ranges that the cold store must erase before it takes any more slots."""
-        return self._unapplied.through
-
-    @property
-    def behind(self) -> bool:
-        """Return whether the cold store lacks anything."""
-        return self._unapplied.count > 0 or self._unapplied.through is not None or self.uncommitted > 0
-
-    def unapplied(self, rows_max: int) -> tuple[Rows, Keys, NDArray[np.bool_], Columns]:
-        """Return the next committed slots to apply: slots, keys, whether they exist, values.
-
-        Their values have about APPLIED_BYTES_MAX bytes at most, or belong to one slot.
-        """
-        assert self._unapplied.through is None, "ranges go first"
-        self.commit_all()
-        run_max = RUN_MAX if self.spec.key.fixed else TEXT_RUN_MAX
-        slots = self._unapplied.next(rows_max, run_max, self._as_stored)
-        exist = (self.flags_of(slots) & Flag.COMMITTED) != 0
-        words = self._committed_words(slots, exist)
-        if self._values.varying and slots.size:
-            sizes = np.cumsum(np.sum([words[at + 1] for at in self._values.varying], axis=0))
-            count = max(1, int(np.searchsorted(sizes, APPLIED_BYTES_MAX, side="right")))
-            slots, exist, words = slots[:count], exist[:count], np.ascontiguousarray(words[:, :count])
-        return slots, self.keys_at(slots), exist, self._columns(words)
-
-    def applied_ranges(self) -> None:
-        """Note that the unapplied ranges were erased in the cold store."""
-        self._unapplied.through = None
-
-    def applied(self, slots: Rows) -> None:
-        """Note that the slots that unapplied() returned are in the cold store."""
-        self._unapplied.done(slots)
-        self._set(slots, Flag.UNAPPLIED)
 
     def mostly_vacant(self, looked_up: int = 0) -> bool:
         """Return whether slots without a row are so many that drop_vacant() is worth its time.
@@ -363,7 +251,7 @@ class Table(EpochRecords):
         return self.vacant + looked_up > max(VACANT_SLOTS_MIN, len(self) // 2)
 
     def drop_vacant(self) -> None:
-        """Drop the slots whose keys are permanently absent; present ones stay, so nothing must be loaded again."""
+        """Drop the slots whose keys are permanently absent; present ones stay."""
         self.vacant = 0
         self.commit_all()
         pinned = np.concatenate([self._expiries.slots(), *(past for _, past in self._intervals)])
@@ -387,51 +275,7 @@ class Table(EpochRecords):
             order.settle()  # absent keys leave the tree before their slots get others
         super()._free_slots(slots)
 
-    def _load(self, loader: Loader) -> None:
-        """Read the rows of new slots from the cold store."""
-        self._take_scanned(loader.scan_for(self.keys_at(self._unloaded)))
-        missing = self._unloaded[(self.flags_of(self._unloaded) & Flag.UNLOADED) != 0]
-        found, columns = loader.fetch(self.keys_at(missing))
-        self._fill(missing[found], columns)
-        self._loaded_all()
-
-    def _loaded_all(self) -> None:
-        self._set(self._unloaded, Flag.UNLOADED)
-        self._unloaded = _NO_ROWS
-
-    def _take_scanned(self, scanned: Iterable[tuple[Keys, Columns]]) -> None:
-        """Fill new and unloaded slots with scanned rows, one key group at a time; others hold newer values."""
-        for keys, columns in scanned:
-            slots, born = self._take(keys, mark=False, born=True)
-            self._set(born, 0, Flag.UNLOADED)
-            fresh = np.flatnonzero(self.flags_of(slots) & Flag.UNLOADED)
-            self._fill(slots[fresh], {name: taken(values, fresh) for name, values in columns.items()})
-            self._set(slots, Flag.UNLOADED)
-
-    def _fill(self, slots: Rows, columns: Columns) -> None:
-        self.loads += 1
-        if self._unapplied.through is not None:
-            rows = np.flatnonzero(~covered(self.keys_at(slots), self._unapplied.through))
-            slots, columns = slots[rows], {name: taken(values, rows) for name, values in columns.items()}
-        self._write(slots, columns)
-        self._set(slots, Flag.UNLOADED, KNOWN)
-        self._note(slots)
-
     def _slots_in(self, through: Through) -> Rows:
         """Return the existing slots in the ranges."""
         slots = self._scan(KNOWN)
         return slots[covered(self.keys_at(slots), through)]
-
-    def _as_stored(self, slots: Rows) -> Rows:
-        """Return slots in the order of the cold store's keys; in theirs if that would reach regions out of memory."""
-        if limited(self._memory):
-            return slots
-        keys = self.keys_at(slots)
-        return slots[keys.order(keys.key_groups(self._key_group_count))]
-
-    def _note_unapplied(self, slots: Rows) -> None:
-        if not self._keep_unapplied:
-            return
-        fresh = slots[(self.flags_of(slots) & Flag.UNAPPLIED) == 0]
-        self._set(fresh, 0, Flag.UNAPPLIED)
-        self._unapplied.note(fresh)

@@ -154,7 +154,7 @@ def restored_sums(folder: Path, store: ObjectStore, manifest: Manifest) -> tuple
     (handle,) = handles_for(manifest, [(0, manifest.key_groups)])
     identity = Identity(manifest.job_uuid, Generation(manifest.generation), manifest.timeline, WorkerId("bench"))
     state = StateStore(identity, [operator.table], manifest.key_groups, (0, manifest.key_groups))
-    state.restore(manifest.epoch, (read_verified(store, segment.object) for segment in handle.segments), None)
+    state.restore(manifest.epoch, (read_verified(store, segment.object) for segment in handle.segments))
     table = state.table(operator.id)
     names = [column.name for column in operator.table.columns]
     n, total = (int(table.column(name)[table.present()].sum()) for name in names)

@@ -16,7 +16,6 @@ from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.runtime.operators.contract import KeyGroups
 from holdfast.runtime.worker.fragment import FragmentRuntime
 from holdfast.sinks.memory.sink import MemorySink
-from holdfast.state.local.memory import MemoryKeyValue
 from holdfast.state.store import Identity, StateStore
 
 
@@ -74,7 +73,7 @@ def _run(bench: Bench, build: Any, *, smoke: int, full: int) -> None:
     plan = app.plan()
     identity = Identity(JobUuid("job"), Generation(1), Timeline(1), WorkerId("w"))
     groups = (0, plan.key_groups)
-    state = StateStore(identity, [o.table for o in plan.operators], plan.key_groups, groups, MemoryKeyValue())
+    state = StateStore(identity, [o.table for o in plan.operators], plan.key_groups, groups)
     tables = {operator.name: state.table(operator.id) for operator in plan.operators}
     owned = KeyGroups(plan.key_groups, *groups)
     fragment = FragmentRuntime(plan.fragments[1], tables, lambda *_: None, lambda *_: None, key_groups=owned)

@@ -21,7 +21,6 @@ from holdfast.model import LAST_US, Epoch, Generation, JobUuid, Timeline, Worker
 from holdfast.runtime.operators.contract import KeyGroups
 from holdfast.runtime.worker.fragment import FragmentRuntime
 from holdfast.sinks.memory.sink import MemorySink
-from holdfast.state.local.memory import MemoryKeyValue
 from holdfast.state.store import Identity, StateStore
 
 START_US = 1_767_225_600_000_000
@@ -69,7 +68,7 @@ def bench_pattern(bench: Bench, how: str) -> None:
     plan, found = app.plan(), list[int]()
     identity = Identity(JobUuid("job"), Generation(1), Timeline(1), WorkerId("w"))
     groups = (0, plan.key_groups)
-    state = StateStore(identity, [o.table for o in plan.operators], plan.key_groups, groups, MemoryKeyValue())
+    state = StateStore(identity, [o.table for o in plan.operators], plan.key_groups, groups)
     tables = {operator.name: state.table(operator.id) for operator in plan.operators}
     fragment = FragmentRuntime(
         plan.fragments[1],

@@ -26,7 +26,7 @@ from holdfast.runtime.testing.cluster import MemberPorts
 from holdfast.runtime.testing.lanes import VirtualClock
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.channels import MemoryNetwork
-from holdfast.runtime.worker.local import MemoryState
+from holdfast.runtime.worker.local.opened import MemoryState
 from holdfast.runtime.worker.loop import Limits, WorkerLoop
 from holdfast.sinks.contract.immediate import ImmediateTarget, Owner
 from holdfast.sinks.contract.owners import Claim

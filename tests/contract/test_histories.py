@@ -19,7 +19,8 @@ import pytest
 
 from holdfast.runtime.cli.start.jobfile import load
 from holdfast.runtime.testing.cluster import Cluster
-from holdfast.runtime.worker.local import Home, LocalFolders
+from holdfast.runtime.worker.local.home import Home
+from holdfast.runtime.worker.local.opened import LocalFolders
 from holdfast.storage.log.log import LogReader, LogWriter, create_log
 from holdfast.storage.objects import LocalObjects
 

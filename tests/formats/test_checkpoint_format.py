@@ -54,7 +54,7 @@ def restored(folder: str, app: hf.App, drop: Sequence[str] = (), epoch: int | No
         specs = [operator.table for operator in plan.operators]
         store = StateStore(identity, specs, manifest.key_groups, handle.key_groups)
         read = [Piece(objects.get(p.object.path), p.key_groups or handle.key_groups) for p in pieces(handle)]
-        store.restore(manifest.epoch, read, None)
+        store.restore(manifest.epoch, read)
         for operator in plan.operators:
             table = store.table(operator.id)
             slots = table.present()

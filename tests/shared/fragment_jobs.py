@@ -37,7 +37,7 @@ class Subtask:
         tables = [operator.table for operator in plan.operators]
         self.state = StateStore(self.identity, tables, plan.key_groups, self.owned)
         if base:
-            self.state.restore(Epoch(base), segments, None)
+            self.state.restore(Epoch(base), segments)
         self.written: Rows = defaultdict(list)
         self.open()
 

@@ -7,7 +7,7 @@ neither records nor kernels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +22,7 @@ from holdfast.state.keys.keygroups import splitmix64_inverse
 from holdfast.state.tables.delta import Delta
 from holdfast.state.tables.expiry import Expiries, Through, covered
 from holdfast.state.tables.slab import Rows
-from holdfast.state.tables.spec import Columns, ColumnSpec, Loader, TableSpec, Values
-from holdfast.state.tables.unapplied import Unapplied
+from holdfast.state.tables.spec import Columns, ColumnSpec, TableSpec, Values
 
 
 def dtype_of(column: ColumnSpec) -> DTypeLike:
@@ -32,7 +31,7 @@ def dtype_of(column: ColumnSpec) -> DTypeLike:
 
 
 def outward(column: ColumnSpec, values: NDArray[Any]) -> Values:
-    """Return values as deltas and cold stores have them."""
+    """Return values as deltas have them."""
     return values if column.plain else pa.array(values.tolist(), column.arrow)
 
 
@@ -341,9 +340,9 @@ class KeyBatch:
         return words
 
 
-WORKING, COMMITTED, DIRTY, UNAPPLIED, RECENT, ERASED = (np.uint8(1 << bit) for bit in range(6))
-"""Flags of a slot: the key exists now; existed at the last commit; was written since the last barrier; its commit is
-not in the cold store; was written recently; is absent because it expired."""
+WORKING, COMMITTED, DIRTY, ERASED = (np.uint8(1 << bit) for bit in range(4))
+"""Flags of a slot: the key exists now; existed at the last commit; was written since the last barrier; is absent
+because it expired."""
 NEITHER = np.uint8(255) ^ (WORKING | COMMITTED)
 
 
@@ -444,45 +443,22 @@ class NumpyTable(SlotColumns):
     Args:
         spec: Key type and columns.
         key_group_count: Key groups of the job.
-        loader: Loads the rows of keys not seen yet; None if there are none to load.
-        keep_unapplied: Remember committed slots until `applied` confirms that they are in the cold store.
     """
 
-    def __init__(
-        self, spec: TableSpec, key_group_count: int, loader: Loader | None = None, *, keep_unapplied: bool = False
-    ) -> None:
+    def __init__(self, spec: TableSpec, key_group_count: int) -> None:
         super().__init__(spec)
-        self._key_group_count, self._keep_unapplied = key_group_count, keep_unapplied
-        self.loads = 0
-        """Grows whenever values arrive that no operator has just written: by a reset, a restore or the cold store."""
-        self.reset(loader, NO_EPOCH)
-
-    def reset(self, loader: Loader | None, committed_through: Epoch) -> None:
-        """Forget everything and start at this epoch; rows that `loader` reads are committed."""
-        if len(self):
-            self._clear()
-        self._loader, self._loaded = loader, 0
+        self._key_group_count = key_group_count
         self._open: list[Rows] = []
         self._intervals: list[tuple[Epoch, Rows]] = []
         self._frozen: list[_Frozen] = []
-        self._expiries, self._unapplied = Expiries(), Unapplied()
-        self.vacant = 0
-        """Number of slots that committed ranges have emptied since drop_vacant()."""
-        self.committed_through = committed_through
-        self.loads += 1
+        self._expiries = Expiries()
+        self.committed_through = NO_EPOCH
 
     # Reading and writing a batch
 
     def slots(self, keys: Keys) -> Rows:
-        """Return the slot of every key, int64; keys not seen yet get one and are loaded.
-
-        A slot stays valid until the next drop_vacant(), roll_back() included. If loading raises,
-        nothing was written and the call may be repeated.
-        """
-        slots = self._place(keys)
-        if self._loaded < self._index.count:
-            self._load()
-        return slots
+        """Return the slot of every key, int64; keys not seen yet get one, valid until the next drop_vacant()."""
+        return self._place(keys)
 
     def changing(self, slots: Rows) -> Callable[[str], NDArray[Any]]:
         """Touch slots; return what returns the working values of a column."""
@@ -514,7 +490,6 @@ class NumpyTable(SlotColumns):
             slots: Every present slot in the ranges, each once; the caller must have examined all present() keys.
             through: The ranges; they do not apply to key groups that are not owned.
         """
-        assert self._loader is None or self._loader.complete, "expiring keys must be in the table"
         self._flags.array[slots] = (self._flags.array.take(slots) & ~WORKING) | ERASED
         self._empty(self._working, slots)
         self._expiries.note(slots, through)
@@ -526,10 +501,7 @@ class NumpyTable(SlotColumns):
         return self._open[0] if self._open else _NO_ROWS
 
     def present(self) -> Rows:
-        """Return the slots of all keys that exist now; reads the whole cold store first."""
-        if self._loader is not None and not self._loader.complete:
-            self._take_scanned(self._loader.scan_rest(), self._index.count)
-            self._loaded = self._index.count
+        """Return the slots of all keys that exist now."""
         return np.flatnonzero(self._flags.array[: self._index.count] & WORKING)
 
     # Epochs
@@ -542,7 +514,7 @@ class NumpyTable(SlotColumns):
         # Sorted slots are gathered now and scattered later from front to back, which is 3 times faster.
         opened = np.sort(self.changed())
         self._open = []
-        slots, flags = opened, (self._flags.array.take(opened) & ~DIRTY) | RECENT
+        slots, flags = opened, self._flags.array.take(opened) & ~DIRTY
         self._flags.array[opened] = flags
         self._expiries.close(epoch)
         if self._intervals:
@@ -581,12 +553,11 @@ class NumpyTable(SlotColumns):
         newest = next((frozen for frozen in self._frozen if frozen.delta.epoch == through), None)
         assert newest is not None, f"epoch {through} is reported complete, but this worker never froze it"
         slots, delta = newest.slots, newest.delta
-        self._erase_committed(newest.erased, delta.through)
+        self._erase_committed(newest.erased)
         for name, values in delta.columns.items():
             self._committed[name].array[slots] = inward(values)
         flags = self._flags.array.take(slots)
         self._flags.array[slots] = np.where(delta.puts, flags | COMMITTED, flags & ~COMMITTED)
-        self._note_unapplied(slots)
         self._frozen = [frozen for frozen in self._frozen if frozen.delta.epoch > through]
         self._intervals = [(epoch, past) for epoch, past in self._intervals if epoch > through]
         self._expiries.commit(through)
@@ -614,32 +585,21 @@ class NumpyTable(SlotColumns):
         columns = zip(key, self.spec.key.types, strict=True)
         keys = self.spec.key.encode([pa.array([value], kind) for value, kind in columns])
         slot = int(self._find(keys)[0])
-        if 0 <= slot < self._loaded:
-            if not self._flags.array[slot] & COMMITTED:
-                return None
-            return {name: slab.array[[slot]].tolist()[0] for name, slab in self._committed.items()}
-        if self._loader is None:
+        if slot < 0 or not self._flags.array[slot] & COMMITTED:
             return None
-        erased = self._unapplied.through
-        if erased is not None and covered(keys, erased).any():
-            return None
-        found, columns_read = self._loader.fetch(keys)
-        return {name: values.tolist()[0] for name, values in columns_read.items()} if found.size else None
+        return {name: slab.array[[slot]].tolist()[0] for name, slab in self._committed.items()}
 
-    # Restoring, applying to the cold store
+    # Restoring
 
     def absorb(self, delta: Delta) -> None:
         """Write a committed delta of the changelog into both working and committed values."""
         assert not (self._open or self._intervals), "a changelog is absorbed into a table that runs ahead of it"
-        self.loads += 1
         if delta.through is not None:
             erased = self._slots_in(delta.through)
-            self._erase_committed(erased, delta.through)
+            self._erase_committed(erased)
             self._empty(self._working, erased)
             self._flags.array[erased] &= ~WORKING
         slots = self._place(delta.keys)
-        # Keys are overwritten whole, so those not seen before need no look-up in the cold store.
-        self._loaded = self._index.count
         flags = np.where(delta.puts, WORKING | COMMITTED, np.uint8(0))
         self._flags.array[slots] = (self._flags.array.take(slots) & NEITHER) | flags
         for column in self.spec.columns:
@@ -647,45 +607,12 @@ class NumpyTable(SlotColumns):
             values[~delta.puts] = column.default
             self._working[column.name].array[slots] = values
             self._committed[column.name].array[slots] = values
-        self._note_unapplied(slots)
-
-    @property
-    def unapplied_count(self) -> int:
-        """Return how many committed slots the cold store does not have yet."""
-        return self._unapplied.count
-
-    @property
-    def unapplied_ranges(self) -> Through | None:
-        """Return the ranges that the cold store must erase before it takes any more slots."""
-        return self._unapplied.through
-
-    @property
-    def behind(self) -> bool:
-        """Return whether the cold store lacks anything."""
-        return self._unapplied.count > 0 or self._unapplied.through is not None
-
-    def unapplied(self, rows_max: int) -> tuple[Rows, Keys, NDArray[np.bool_], Columns]:
-        """Return the next committed slots to apply: slots, keys, whether they exist, values."""
-        assert self._unapplied.through is None, "ranges go first"
-        slots = self._unapplied.next(rows_max, rows_max, lambda slots: slots)
-        values = self._outward(self._committed, slots)
-        return slots, self.keys_at(slots), (self._flags.array.take(slots) & COMMITTED) != 0, values
-
-    def applied_ranges(self) -> None:
-        """Note that the unapplied ranges were erased in the cold store."""
-        self._unapplied.through = None
-
-    def applied(self, slots: Rows) -> None:
-        """Note that the slots that unapplied() returned are in the cold store."""
-        self._unapplied.done(slots)
-        self._flags.array[slots] = self._flags.array.take(slots) & ~UNAPPLIED
 
     def drop_vacant(self) -> None:
-        """Drop the slots whose keys are permanently absent; present ones stay, so nothing must be loaded again."""
-        keep = (self._flags.array[: self._index.count] & (DIRTY | UNAPPLIED | WORKING | COMMITTED)) != 0
+        """Drop the slots whose keys are permanently absent; present ones stay."""
+        keep = (self._flags.array[: self._index.count] & (DIRTY | WORKING | COMMITTED)) != 0
         for slots in (self._expiries.slots(), *(past for _, past in self._intervals)):
             keep[slots] = True
-        self.vacant = 0
         self._renumber(np.flatnonzero(keep))
 
     def _renumber(self, kept: Rows) -> None:
@@ -695,7 +622,6 @@ class NumpyTable(SlotColumns):
         place = np.full(self._index.count, -1, np.int64)
         self._clear()
         slots = place[kept] = self._place(keys)
-        self._loaded = kept.size
         self._flags.array[slots] = flags
         for side, arrays in zip((self._working, self._committed), values, strict=True):
             for name, array in arrays.items():
@@ -703,44 +629,14 @@ class NumpyTable(SlotColumns):
         self._open = [place[slots] for slots in self._open]
         self._intervals = [(epoch, place[slots]) for epoch, slots in self._intervals]
         self._frozen = [_Frozen(place[each.slots], each.delta, place[each.erased]) for each in self._frozen]
-        expiries, unapplied = self._expiries, self._unapplied
+        expiries = self._expiries
         expiries._open = [place[slots] for slots in expiries._open]
         expiries._closed = [(epoch, place[slots], through) for epoch, slots, through in expiries._closed]
-        unapplied._run = place[unapplied._run]
-        unapplied._slots = [place[slots] for slots in unapplied._slots]
 
     # Inner parts
 
     def _outward(self, side: dict[str, Slab], slots: Rows) -> Columns:
         return {c.name: outward(c, side[c.name].array.take(slots)) for c in self.spec.columns}
-
-    def _load(self) -> None:
-        """Read the rows of the newest slots from the cold store."""
-        first, loader = self._loaded, self._loader
-        if loader is not None and not loader.complete:
-            born = np.arange(first, self._index.count)
-            self._take_scanned(loader.scan_for(self.keys_at(born)), first)
-            keys = self.keys_at(born)
-            found, columns = loader.fetch(keys)
-            self._fill(born[found], columns)
-        self._loaded = self._index.count
-
-    def _take_scanned(self, scanned: Iterable[tuple[Keys, Columns]], first: int) -> None:
-        """Fill the slots from `first` on with scanned rows; older slots hold newer values."""
-        for keys, columns in scanned:
-            slots = self._place(keys)
-            fresh = np.flatnonzero(slots >= first)
-            self._fill(slots[fresh], {name: inward(values)[fresh] for name, values in columns.items()})
-
-    def _fill(self, slots: Rows, columns: Columns) -> None:
-        self.loads += 1
-        if self._unapplied.through is not None:
-            rows = np.flatnonzero(~covered(self.keys_at(slots), self._unapplied.through))
-            slots, columns = slots[rows], {name: inward(values)[rows] for name, values in columns.items()}
-        for name, values in columns.items():
-            self._working[name].array[slots] = inward(values)
-            self._committed[name].array[slots] = inward(values)
-        self._flags.array[slots] = WORKING | COMMITTED
 
     def _note(self, slots: Rows, flags: NDArray[np.uint8]) -> None:
         """Add the slots that were not dirty before to the open interval."""
@@ -748,20 +644,7 @@ class NumpyTable(SlotColumns):
         if clean.size:
             self._open.append(self._each_once(clean))
 
-    def _note_unapplied(self, slots: Rows) -> None:
-        if not self._keep_unapplied:
-            return
-        flags = self._flags.array.take(slots)
-        self._flags.array[slots] = flags | UNAPPLIED
-        self._unapplied.note(slots[(flags & UNAPPLIED) == 0])
-
-    def _erase_committed(self, erased: Rows, through: Through | None) -> None:
+    def _erase_committed(self, erased: Rows) -> None:
         """Make slots absent whose ranges are committed; without ranges, their keys were never committed."""
-        flags = self._flags.array.take(erased) & ~(COMMITTED | ERASED)
-        self._flags.array[erased] = flags
+        self._flags.array[erased] &= ~(COMMITTED | ERASED)
         self._empty(self._committed, erased)
-        self.vacant += erased.size
-        if through is not None and self._keep_unapplied:
-            self._flags.array[erased] = flags & ~UNAPPLIED  # the range erases them there too
-            self._unapplied.keep(lambda slots: (self._flags.array.take(slots) & UNAPPLIED) != 0)
-            self._unapplied.erase(through)

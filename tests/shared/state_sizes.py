@@ -15,8 +15,7 @@ import pytest
 
 from holdfast.model import WorkerId
 from holdfast.runtime.time.windows import CLOCK_KEY
-from holdfast.runtime.worker.compaction import restore
-from holdfast.runtime.worker.local import MemoryState
+from holdfast.runtime.worker.local.opened import MemoryState
 from holdfast.state.store import StateStore
 from holdfast.testing import TestDriver
 
@@ -72,6 +71,4 @@ def _stores(t: TestDriver) -> Iterator[StateStore]:
         yield from (state for member in t.cluster.members.values() if (state := member.loop.state()) is not None)
         return
     for deploy in t.cluster.batches.host.deploys():
-        opened = MemoryState().open(t.cluster._plan, deploy, WorkerId("reader"))
-        restore(opened, t.cluster._plan, deploy, t.cluster._store)
-        yield opened.store
+        yield MemoryState().open(t.cluster._plan, deploy, WorkerId("reader"), t.cluster._store).store

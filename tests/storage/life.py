@@ -35,7 +35,8 @@ from holdfast.runtime.job import explain, requests, status
 from holdfast.runtime.job.live import Status
 from holdfast.runtime.testing.cluster import Cluster
 from holdfast.runtime.wire.presence import myself
-from holdfast.runtime.worker.local import Home, LocalFolders
+from holdfast.runtime.worker.local.home import Home
+from holdfast.runtime.worker.local.opened import LocalFolders
 from holdfast.runtime.worker.loop import Limits
 from holdfast.sinks.contract.owners import Claim, Ownership
 from holdfast.sinks.contract.sink import Sink, Uploader

@@ -23,7 +23,8 @@ from holdfast.runtime.microbatch.blocks import Attempt, Result
 from holdfast.runtime.microbatch.host import Host
 from holdfast.runtime.microbatch.machine import Batches
 from holdfast.runtime.wire import messages as m
-from holdfast.runtime.worker import images, seal
+from holdfast.runtime.worker import seal
+from holdfast.runtime.worker.local import warm
 from holdfast.runtime.worker.protocol import Deliver
 from holdfast.storage.once import Written
 
@@ -137,7 +138,7 @@ def delivers_at_ack(right: Right) -> Right:
 def changes_images(right: Right) -> Right:
     """A task works on the image itself, so that what a losing attempt has written stays there."""
 
-    def mapped(run: images._Task, image: Any) -> Any:
+    def mapped(run: warm._Task, image: Any) -> Any:
         private, image.private = image.private, lambda: SimulatedMemory(private=False)
         try:
             return right(run, image)
@@ -150,7 +151,7 @@ def changes_images(right: Right) -> Right:
 def leaves_images_behind(right: Right) -> Right:
     """An image is said to be that of the base, although a segment since then was not read."""
 
-    def bring_up(run: images._Task, image: Any) -> None:
+    def bring_up(run: warm._Task, image: Any) -> None:
         assert isinstance(run._target, m.Deploy)
         handle = run._target.handle
         run._target = msgspec.structs.replace(run._target, handle=replace(handle, segments=handle.segments[:-1]))
@@ -176,8 +177,8 @@ VERSIONS = (
     ("delivered-at-ack", "P18", "output of a microbatch is delivered before its epoch is completed",
      (machine, "finished", delivers_at_ack)),
     ("image-of-a-losing-attempt", "P26", "what an attempt writes to its tables stays on the machine if it loses",
-     (images._Task, "mapped", changes_images)),
+     (warm._Task, "mapped", changes_images)),
     ("image-left-behind", "P14, DESIGN 8", "tables on a machine lack the last segment that they are said to have",
-     (images._Task, "bring_up", leaves_images_behind)),
+     (warm._Task, "bring_up", leaves_images_behind)),
 )  # fmt: skip
 """Name, rules, what it does, what it replaces."""

@@ -17,9 +17,9 @@ def reuses_ids(_: Right) -> Right:
     return lambda name, used: name
 
 
-def reads_any_folder(_: Right) -> Right:
-    """Rows of a local folder are read as the present columns, whatever columns wrote them."""
-    return lambda marker, declared: True
+def reads_any_image(_: Right) -> Right:
+    """Rows of an image are read as the present columns, whatever columns wrote them."""
+    return lambda wanted, head: True
 
 
 def drops_at_every_start(_: Right) -> Right:

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from holdfast.checkpoint import coordinator
 
 Right = Callable[..., Any]
@@ -31,5 +33,9 @@ def waits_for_no_older_writer(_: Right) -> Right:
     return lambda state, base: False
 
 
-def ignores_applying(_: Right) -> Right:
-    return lambda marker: marker.cuts[:1]
+def leaves_a_segment_out(right: Right) -> Right:
+    def renew(kept: Any, target: Any, content: str) -> None:
+        handle = replace(target.handle, segments=target.handle.segments[:-1])
+        right(kept, msgspec.structs.replace(target, handle=handle), content)
+
+    return renew

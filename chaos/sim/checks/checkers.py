@@ -278,15 +278,6 @@ class Checks:
         if self._windowed is not None:
             self._windowed.clocks.said(channel, at_us)
 
-    def folder_taken(self, timeline: Timeline, epochs: Iterable[Epoch]) -> None:
-        """A worker adopts a left-over folder with these epochs as its own state on this timeline (P14)."""
-        for epoch in epochs:
-            if epoch != NO_EPOCH and epoch not in self.history.lineages[timeline]:
-                self.fail(
-                    "P14 lineage",
-                    f"a folder of epoch {epoch} is adopted on timeline {timeline}, which does not contain that epoch",
-                )
-
     def repairing(self, rewinding: Rewinding) -> None:
         """A transaction that removes output is about to commit: the rewind must be in the log first (P21)."""
         if self.history.bases.get(rewinding.to.timeline) != rewinding.to.epoch:
@@ -542,7 +533,7 @@ class Checks:
             Piece(self.objects.get(each.object.path), each.key_groups or handle.key_groups) for each in pieces(handle)
         ]
         try:
-            store.restore(manifest.epoch, segments, None)
+            store.restore(manifest.epoch, segments)
         except Damaged as error:
             self.fail("I9 state", f"subtask {subtask} of epoch {manifest.epoch} cannot be restored: {error.what}")
         return store

@@ -1,34 +1,40 @@
-"""The local disk that all simulated workers share: folders with committed state, left by dead workers.
+"""The local disk that all simulated workers share: images and copies that dead workers have left.
 
-After a kill a folder holds a prefix of its writes, as with RocksDB. A worker adopts any unlocked folder whose marker
-makes it usable, not the best one: every usable folder must be a correct base.
+After a kill, copies are a prefix of what was written, as with RocksDB; after a power loss any subset of it, in folders
+of an earlier boot. A worker takes any folder that no process holds, whatever is in it: content is what counts.
 
-Source: PROTOCOL P14, P15; runtime/worker/local.py, which chooses by the same rules.
+Source: PROTOCOL P14, P15; docs/design/0122-local-images.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from holdfast.chaos.sim.faults.faults import Fault
 from holdfast.chaos.sim.faults.points import Point
 from holdfast.chaos.sim.faults.schedule import Process
+from holdfast.chaos.sim.ports.images import SimulatedImage, SimulatedMemory
 from holdfast.chaos.sim.ports.surroundings import Surroundings
 from holdfast.errors import Unavailable
-from holdfast.model import WorkerId
+from holdfast.model import Epoch, WorkerId
+from holdfast.ports import ObjectStore
 from holdfast.runtime.plan.compiler import Plan
-from holdfast.runtime.worker.local import Opened, Target, identity_of
-from holdfast.state.evolution import declaration
+from holdfast.runtime.worker.compaction import Advanced
+from holdfast.runtime.worker.local.kept import Kept, Subtask
+from holdfast.runtime.worker.local.opened import Opened
+from holdfast.runtime.worker.target import Target
+from holdfast.state.local.copies import Copies
+from holdfast.state.local.image import Held, Wanted
 from holdfast.state.local.memory import MemoryKeyValue
-from holdfast.state.marker import read_marker, usable
 from holdfast.state.store import StateStore
 from holdfast.state.tables.slab import PLAIN, PlainMemory
 
 
 @dataclass(eq=False)
-class Folder:
-    """One folder; `holder` has locked it."""
+class Copied:
+    """One folder of copies; `holder` has locked it."""
 
     boot: int
     """The machine's boot in which it was made; a folder from an earlier boot is never used."""
@@ -37,10 +43,11 @@ class Folder:
 
 
 class HeldFolder:
-    """The KeyValue port of a folder's holder."""
+    """A folder of copies, and the KeyValue port of its holder."""
 
-    def __init__(self, world: Surroundings, folder: Folder, process: Process) -> None:
+    def __init__(self, world: Surroundings, folder: Copied, process: Process) -> None:
         self._world, self._folder, self._process = world, folder, process
+        self.copies = Copies(self)
 
     def get_many(self, keys: list[bytes]) -> list[bytes | None]:
         """See KeyValue.get_many."""
@@ -48,22 +55,14 @@ class HeldFolder:
 
     def write(self, puts: list[tuple[bytes, bytes]], deletes: list[bytes]) -> None:
         """See KeyValue.write."""
-        self._process.call(lambda: self._change(lambda: self._folder.store.write(puts, deletes)), _applying)
+        self._process.call(lambda: self._change(lambda: self._folder.store.write(puts, deletes)), _keeping)
 
     def _change(self, effect: Callable[[], None]) -> None:
-        faults = self._world.faults
-        if faults.down(Fault.DISK_FULL):
-            faults.hit(Fault.DISK_FULL, _applying())
-            raise Unavailable("no space left for local state", next_step="make room")
-        if faults.strikes(Fault.DISK_ERROR, _applying):
-            if self._world.random.random() < 0.5:
-                effect()
-            raise Unavailable("input/output error in local state", next_step="try again")
-        effect()
+        refuse(self._world, effect)
 
     def erase(self, ranges: list[tuple[bytes, bytes]]) -> None:
         """See KeyValue.erase."""
-        self._process.call(lambda: self._change(lambda: self._folder.store.erase(ranges)), _applying)
+        self._process.call(lambda: self._change(lambda: self._folder.store.erase(ranges)), _keeping)
 
     def scan(self, first: bytes, end: bytes, pairs_max: int | None = None) -> list[tuple[bytes, bytes]]:
         """See KeyValue.scan."""
@@ -77,6 +76,24 @@ class HeldFolder:
         """See KeyValue.close."""
         self._folder.store.flush()
         self._folder.holder = None
+
+    def discard(self) -> None:
+        """Remove all that is in it."""
+        self._folder.store = MemoryKeyValue()
+        self._folder.holder = None
+
+
+def refuse(world: Surroundings, effect: Callable[[], None]) -> None:
+    """Carry out a change of the disk, unless it is full or fails."""
+    faults = world.faults
+    if faults.down(Fault.DISK_FULL):
+        faults.hit(Fault.DISK_FULL, _keeping())
+        raise Unavailable("no space left for local state", next_step="make room")
+    if faults.strikes(Fault.DISK_ERROR, _keeping):
+        if world.random.random() < 0.5:
+            effect()
+        raise Unavailable("input/output error in local state", next_step="try again")
+    effect()
 
 
 class SwapArea(PlainMemory):
@@ -96,43 +113,98 @@ class SwapArea(PlainMemory):
         self.refused = "no space left for state" if full else ""
 
 
-def _applying() -> tuple[Point, ...]:
+def _keeping() -> tuple[Point, ...]:
     return (Point.APPLY,)
 
 
+class KeptImage(SimulatedImage):
+    """An image on the disk; `holder` has locked it."""
+
+    def __init__(self, disk: Disk, process: Process) -> None:
+        super().__init__()
+        self._disk, self.boot = disk, disk.boot
+        self.holder: Process | None = process
+
+    def finish(self, store: StateStore, memory: SimulatedMemory, wanted: Wanted, *, hashed: bool = False) -> None:
+        """See HeldImage.finish."""
+        assert self.holder is not None
+        done = partial(super().finish, store, memory, wanted)
+        self.holder.call(lambda: refuse(self._disk.world, done), _keeping)
+
+    def release(self) -> None:
+        """See HeldImage.release."""
+        self.holder = None
+        self._disk.tidy()
+
+    def remove(self) -> None:
+        """See HeldImage.remove."""
+        self.whole = False
+        self.release()
+
+
+class ImagesOf:
+    """The images of the machine, as one process sees them; see worker.local.images.Images."""
+
+    possible = True
+
+    def __init__(self, disk: Disk, process: Process) -> None:
+        self._disk, self._process = disk, process
+
+    def find(self, wanted: Wanted) -> tuple[KeptImage | None, Held]:
+        """Return any usable image, not only the best one: each must be a correct base."""
+        usable = [each for each in self._disk.free_images() if wanted.usable(each.head)]
+        if not usable:
+            return None, Held.NO
+        image = self._disk.world.random.choice(usable)
+        assert image.head is not None
+        image.holder = self._process
+        self._disk.adopted(self._process, image.head.cut.epoch)
+        return image, Held.NO
+
+    def create(self, wanted: Wanted) -> KeptImage:
+        """See Images.create."""
+        image = KeptImage(self._disk, self._process)
+        self._disk.images.append(image)
+        return image
+
+
 class Disk:
-    """All folders of the machine."""
+    """All that is on the machine."""
 
     def __init__(self, world: Surroundings) -> None:
-        self._world = world
-        self._folders: list[Folder] = []
-        self._boot = 0
+        self.world, self.images = world, list[KeptImage]()
+        self._folders = list[Copied]()
+        self.boot = 0
         self.reused = 0
+        """Images, and folders with copies, that a process left and another took over."""
 
-    def take(self, plan: Plan, target: Target, worker: WorkerId, process: Process) -> Opened:
-        """Open any usable folder, or else a new one."""
-        lineage, owned, epoch = target.lineage, target.handle.key_groups, target.base_epoch
-        specs = [operator.table for operator in plan.operators]
-        declared = {spec.operator: declaration(spec) for spec in specs}
-        found = []
-        for folder in self._folders:
-            marker = read_marker(folder.store) if folder.holder is None and self._is_of_now(folder) else None
-            if usable(marker, target.job_uuid, lineage, epoch, owned, declared) is not None:
-                found.append(folder)
-        folder = self._world.random.choice(found) if found else Folder(self._boot)
+    def claim(self, process: Process) -> HeldFolder:
+        """Open any folder of copies that no process holds, or else a new one."""
+        found = [each for each in self._folders if each.holder is None and self._is_of_now(each)]
+        folder = self.world.random.choice(found) if found else Copied(self.boot)
         if not found:
             self._folders.append(folder)
         folder.holder = process
-        held, marker = HeldFolder(self._world, folder, process), read_marker(folder.store)
-        memory = SwapArea(self._world) if self._world.scenario.budgeted else PLAIN
-        store = StateStore(identity_of(target, worker), specs, plan.key_groups, owned, held, memory)
-        if marker is None:
-            return Opened(store, None, None, held.close)
+        held = HeldFolder(self.world, folder, process)
+        self.reused += held.copies.nbytes > 0
+        return held
+
+    def free_images(self) -> list[KeptImage]:
+        """Return the images of this boot that are whole and that no process holds."""
+        return [each for each in self.images if each.whole and each.holder is None and self._is_of_now(each)]
+
+    def _is_of_now(self, kept: Copied | KeptImage) -> bool:
+        """See runtime/worker/local/home.py: everything is kept below the machine's boot id."""
+        return kept.boot == self.boot
+
+    def adopted(self, process: Process, epoch: Epoch) -> None:
+        """Note that a process took an image over."""
         self.reused += 1
-        self._world.schedule.journal.say(process.name, f"adopts a folder of epoch {marker.applied}")
-        self._world.checks.folder_taken(target.timeline, (marker.applied, marker.applying))
-        covered = usable(marker, target.job_uuid, lineage, epoch, owned, declared)
-        return Opened(store, marker.applied, covered, held.close)
+        self.world.schedule.journal.say(process.name, f"adopts an image of epoch {epoch}")
+
+    def tidy(self) -> None:
+        """Remove the images that are not whole and that no process holds."""
+        self.images = [each for each in self.images if each.whole or each.holder is not None]
 
     def unflushed(self, process: Process) -> int:
         """Return how many writes of a process a kill could still undo."""
@@ -140,22 +212,22 @@ class Disk:
 
     def power_lost(self) -> None:
         """The machine reboots: any subset of the unflushed writes may survive."""
-        self._boot += 1
+        self.boot += 1
         for folder in self._folders:
-            chance = self._world.random
+            chance = self.world.random
             kept = [number for number in range(folder.store.unflushed) if chance.random() < 0.5]
             folder.store = folder.store.after_power_loss(kept)
-
-    def _is_of_now(self, folder: Folder) -> bool:
-        """See runtime/worker/local.py: folders are kept below the machine's boot id."""
-        return folder.boot == self._boot
 
     def lost(self, process: Process) -> None:
         """A process was killed: a prefix of its writes survives."""
         for folder in self._folders:
             if folder.holder is process:
-                folder.store = folder.store.after_kill(self._world.random.randint(0, folder.store.unflushed))
+                folder.store = folder.store.after_kill(self.world.random.randint(0, folder.store.unflushed))
                 folder.holder = None
+        for image in self.images:
+            if image.holder is process:
+                image.holder = None
+        self.tidy()
 
 
 class DiskState:
@@ -164,6 +236,21 @@ class DiskState:
     def __init__(self, disk: Disk, process: Process) -> None:
         self._disk, self._process = disk, process
 
-    def open(self, plan: Plan, target: Target, worker: WorkerId) -> Opened:
+    def open(
+        self,
+        plan: Plan,
+        target: Target,
+        worker: WorkerId,
+        root: ObjectStore,
+        advanced: Advanced = lambda *_: None,
+    ) -> Opened:
         """See LocalState.open."""
-        return self._disk.take(plan, target, worker, self._process)
+        disk, process = self._disk, self._process
+        memory = SwapArea(disk.world) if disk.world.scenario.budgeted else PLAIN
+        kept = Kept(Subtask(plan, worker, root), ImagesOf(disk, process), lambda: disk.claim(process))
+        try:
+            store = kept.open(target, memory, advanced)
+        except BaseException:
+            kept.close()
+            raise
+        return Opened(store, kept.close, kept, kept.discard)

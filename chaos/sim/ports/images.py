@@ -16,7 +16,7 @@ from holdfast.runtime.microbatch.blocks import Attempt
 from holdfast.state.compiled.digest import sources_digest
 from holdfast.state.local.image import Head, Held, Wanted
 from holdfast.state.store import StateStore
-from holdfast.state.tables.slab import PlainMemory, Stored
+from holdfast.state.tables.slab import Memory, PlainMemory, Stored
 
 MACHINES, RESTARTS = 2, 16
 """How many machines there are, and in one of how many attempts its machine has just restarted."""
@@ -51,17 +51,29 @@ class SimulatedImage:
         """See HeldImage.private."""
         return SimulatedMemory(private=True)
 
-    def load(self, store: StateStore, memory: SimulatedMemory) -> None:
+    def load(self, store: StateStore, files: SimulatedMemory) -> None:
         """See HeldImage.load."""
         assert self.head is not None
-        tables = {operator: _copied(stored) if memory.private else stored for operator, stored in self.tables.items()}
+        tables = copied(self.tables) if files.private else self.tables
         store.adopt(tables, {operator: {} for operator in tables}, self.head.cut.epoch)
 
-    def finish(self, store: StateStore, memory: SimulatedMemory, wanted: Wanted) -> None:
+    def copy(self, other: SimulatedImage) -> None:
+        """See HeldImage.copy."""
+        self.head, self.tables = other.head, copied(other.tables)
+
+    def read(self, store: StateStore, memory: Memory) -> None:
+        """See HeldImage.read."""
+        self.load(store, self.private())
+
+    def verify(self) -> None:
+        """See HeldImage.verify: nothing damages what is in this memory."""
+
+    def finish(self, store: StateStore, memory: SimulatedMemory, wanted: Wanted, *, hashed: bool = False) -> None:
         """See HeldImage.finish."""
         self.tables = store.stored()
         given = wanted.job_uuid, wanted.base, wanted.key_groups, dict(wanted.declared)
-        self.head, self.whole = Head(*given, sources_digest(), small="", tables={}), True
+        head = Head(*given, sources_digest(), small="", tables={}, content=wanted.content)
+        self.head, self.whole = head, True
 
     def share(self) -> bool:
         """See HeldImage.share."""
@@ -128,5 +140,9 @@ def _epoch(image: SimulatedImage) -> int:
     return image.head.cut.epoch
 
 
-def _copied(stored: Stored) -> Stored:
-    return Stored({name: array.copy() for name, array in stored.arrays.items()}, dict(stored.numbers))
+def copied(tables: Mapping[int, Stored]) -> dict[int, Stored]:
+    """Return copies of tables, by operator."""
+    return {
+        operator: Stored({name: array.copy() for name, array in stored.arrays.items()}, dict(stored.numbers))
+        for operator, stored in tables.items()
+    }

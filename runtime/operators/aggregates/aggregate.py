@@ -204,8 +204,8 @@ class Folding:
         """
         found = _Found(self._table, keys)
         inputs = _Inputs(batch, self._true(batch), found)
-        if self._singly or not self._table.complete:
-            found.slots()  # rows loaded for new keys belong to what is checked
+        if self._singly:
+            found.slots()
         if self._loads != self._table.loads:
             self._known, self._loads = {bound.name: Known() for bound, _, _ in self._checked}, self._table.loads
         for bound, column, state in self._checked:

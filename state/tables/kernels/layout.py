@@ -76,10 +76,8 @@ class Flag(IntEnum):
     COMMITTED = 1 << 1  # existed at the last commit
     EVEN = 1 << 2  # EVEN and ODD change roles at every barrier: Control.DIRTY marks records written since, the other
     # one those that the barrier froze and that are not copied yet
-    UNAPPLIED = 1 << 3  # its commit is not in the cold store
     ERASED = 1 << 4  # absent because it expired
     USED = 1 << 5  # the slot holds a key
-    UNLOADED = 1 << 6  # the cold store has not been asked for its values
     PINNED = 1 << 7  # while vacant records are dropped: an unfinished epoch names it
     ODD = 1 << 8
 

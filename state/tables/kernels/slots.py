@@ -12,9 +12,7 @@ from holdfast.state.tables.kernels.layout import DIRTY, Control, Flag
 _OPENED, _WORDS, _KEY, _VALUES, _DIRTY_NOW = (
     int(Control[name]) for name in ("OPENED", "WORDS", "KEY", "VALUES", "DIRTY")
 )
-_WORKING, _COMMITTED, _DIRTY, _UNAPPLIED, _ERASED = (
-    int(each) for each in (Flag.WORKING, Flag.COMMITTED, DIRTY, Flag.UNAPPLIED, Flag.ERASED)
-)
+_WORKING, _COMMITTED, _DIRTY, _ERASED = (int(each) for each in (Flag.WORKING, Flag.COMMITTED, DIRTY, Flag.ERASED))
 _AHEAD = 16
 """Records that are prefetched before they are read."""
 _GATHERED, _LINE_WORDS = 64, 8
@@ -94,19 +92,14 @@ def copy_frozen(records: Any, control_: Any, slots: Any) -> None:
         put(record, key, copied(control, record, slots[i]))
 
 
-@kernel("number", "words", "words", "words", "words", "words", "number", "words")
-def commit(records: Any, committed: Any, control: Any, slots: Any, copies: Any, keep: int, fresh: Any) -> int:
+@kernel("none", "words", "words", "words", "words", "words")
+def commit(records: Any, committed: Any, control: Any, slots: Any, copies: Any) -> None:
     """Copy frozen values to the committed side.
 
     Args:
         copies: The copies of the records of these slots, one after another.
-        keep: 1: mark the slots as unapplied.
-        fresh: Becomes the slots that were not unapplied before.
-
-    Returns:
-        How many slots are in `fresh`.
     """
-    width, key, count = control[_WORDS], control[_KEY], 0
+    width, key = control[_WORDS], control[_KEY]
     columns = control[_VALUES]
     for i in range(slots.size):
         slot = slots[i]
@@ -122,13 +115,8 @@ def commit(records: Any, committed: Any, control: Any, slots: Any, copies: Any, 
                 committed[slot * columns + word] = copies[i * width + key + 1 + word]
         else:
             state &= ~_COMMITTED
-        if keep != 0 and state & _UNAPPLIED == 0:
-            state |= _UNAPPLIED
-            fresh[count] = slot
-            count += 1
         if state != before:  # records that are only read leave memory without being written to the disk
             records[at] = state
-    return count
 
 
 @kernel("none", "words", "words", "words", "words", "words")

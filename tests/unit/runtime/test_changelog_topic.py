@@ -30,7 +30,7 @@ import holdfast as hf
 from holdfast.checkpoint.catalogue import Retention
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.errors import ConfigError, Damaged, ErrorReport, Fenced, Unavailable
-from holdfast.model import CHANGELOG, Generation, Subtask, Tag, WorkerId, Writer
+from holdfast.model import CHANGELOG, Generation, Subtask, Tag, Writer
 from holdfast.runtime.cli.operate.verify import verify_all
 from holdfast.runtime.config.settings import CONTINUOUS, MICROBATCH
 from holdfast.runtime.execution.checks import changelog
@@ -44,8 +44,11 @@ from holdfast.runtime.plan.shown.report import describe, render
 from holdfast.runtime.plan.topic import outputs_of
 from holdfast.runtime.rows.schema import schema_of
 from holdfast.runtime.testing.cluster import HEARTBEAT_S, Cluster
-from holdfast.runtime.worker.local import Home, LocalFolders, LocalState, Opened, Target
-from holdfast.runtime.worker.loop import WorkerLoop
+from holdfast.runtime.worker.local.home import Home
+from holdfast.runtime.worker.local.kept import Kept
+from holdfast.runtime.worker.local.opened import LocalFolders, LocalState
+from holdfast.runtime.worker.loop import Limits, WorkerLoop
+from holdfast.runtime.worker.target import Target
 from holdfast.sinks.contract.changelogs import ROOT, Changelog, OpenChangelog
 from holdfast.sinks.contract.owners import Claim
 from holdfast.sinks.contract.sink import Sink
@@ -55,6 +58,7 @@ from holdfast.sinks.kafka.changelog.sink import Brokers, KafkaChangelog
 from holdfast.sinks.log.changelog import LogChangelog, OpenLogChangelog, TopicSink
 from holdfast.sinks.log.sink import LogTarget
 from holdfast.state.keys.keygroups import range_of
+from holdfast.state.store import StateStore
 from holdfast.storage.kafka.place import KafkaPlace
 from holdfast.storage.log.log import LogReader
 from holdfast.storage.objects import LocalObjects, MemoryObjects
@@ -680,23 +684,23 @@ class TestCopies:
         assert job.topic.reads - before < followed, "two copies; an epoch without a change leaves no segment to follow"
 
     @pytest.mark.parametrize("retained", [1_000, 2])
-    def test_a_local_folder_is_brought_up_by_the_topic(self, tmp_path: Path, retained: int) -> None:
-        home, opened = Home(tmp_path / "local", "machine", "boot"), list[tuple[int | None, int]]()
+    def test_an_image_is_brought_up_by_the_topic(
+        self, tmp_path: Path, retained: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        home, found = Home(tmp_path / "local", "machine", "boot"), list[tuple[int, int]]()
+        from_image = Kept._from_image
 
-        class Folders(LocalFolders):
-            def open(self, plan: Plan, target: Target, worker: WorkerId) -> Opened:
-                found = super().open(plan, target, worker)
-                opened.append((found.applied, target.base_epoch))
-                return found
+        def noted(kept: Kept[Any, Any], image: Any, target: Target, *rest: Any) -> StateStore:
+            found.append((image.head.cut.epoch, target.base_epoch))
+            return from_image(kept, image, target, *rest)
 
-        job = Job(tmp_path, CONTINUOUS, retained=retained, local=lambda: Folders(home))
+        monkeypatch.setattr(Kept, "_from_image", noted)
+        monkeypatch.setattr("holdfast.runtime.worker.local.images.unfit", lambda folder: "")
+        job = Job(tmp_path, CONTINUOUS, retained=retained, local=lambda: LocalFolders(home))
+        job.cluster.limits = Limits(image_from=1)
         job.run(40, 40)
         for _ in range(3):
             job.settle()
-            for member in job.cluster.members.values():
-                state = member.loop.state()
-                while state is not None and state.apply():
-                    pass
             base = job.manifest().epoch
             job.sell(40)
             while not (job.table("totals") and job.forget_segments() == 0 and job.manifest().epoch > base):
@@ -705,7 +709,7 @@ class TestCopies:
                 member.loop.close()
             job.cluster.replace_driver()
             job.run(10)
-        assert any(applied is not None and applied < base for applied, base in opened), opened
+        assert found and any(epoch < base for epoch, base in found), found
         job.finish()
         job.check()
 

@@ -5,7 +5,6 @@ import hashlib
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pytest
 
 from holdfast.checkpoint.bases import Merge
 from holdfast.model import (
@@ -23,12 +22,9 @@ from holdfast.model import (
 )
 from holdfast.runtime.plan.model import Plan
 from holdfast.runtime.wire.messages import Active, Deploy
-from holdfast.runtime.worker.compaction import CompactJob, restore
-from holdfast.runtime.worker.local import Opened
+from holdfast.runtime.worker.compaction import CompactJob, reading, restore
 from holdfast.state.changelog import SegmentHeader, seal
 from holdfast.state.keys.batch import KeyType
-from holdfast.state.local.memory import MemoryKeyValue
-from holdfast.state.marker import read_marker
 from holdfast.state.store import Identity, StateStore
 from holdfast.state.tables.delta import Delta
 from holdfast.state.tables.spec import ColumnSpec, TableSpec
@@ -69,63 +65,27 @@ class Stored:
         merge = Merge(Epoch(epoch), NO_EPOCH, self.segments[:epoch])
         return CompactJob(deploy, WorkerId("w"), merge, (SPEC,)).run(self.objects)
 
-    def restored(
-        self, deploy: Deploy, folder: MemoryKeyValue, applied: int | None, groups: tuple[int, int] = WHOLE
-    ) -> dict[int, int]:
-        store = StateStore(Identity(JOB, Generation(1), Timeline(1), WorkerId("w")), [SPEC], GROUPS, WHOLE, folder)
-        opened = Opened(store, None if applied is None else Epoch(applied), applied and groups or None, lambda: None)
-        restore(opened, PLAN, deploy, self.objects)
+    def restored(self, deploy: Deploy) -> dict[int, int]:
+        store = StateStore(Identity(JOB, Generation(1), Timeline(1), WorkerId("w")), [SPEC], GROUPS, WHOLE)
+        restore(store, PLAN, deploy, reading(self.objects))
         assert store.cut == Cut(deploy.base_epoch, deploy.lineage.get(deploy.base_epoch, ""))
-        found = {}
-        for key in (1, 2, 3):
-            values = store.get_committed(1, (key,))
-            if values is not None:
-                found[key] = values["n"]
-        while store.apply():
-            pass
-        return found
-
-    def folder(self, epoch: int) -> MemoryKeyValue:
-        """Return a folder that a worker left which had applied this epoch."""
-        left = MemoryKeyValue()
-        self.restored(self.deploy(epoch, None, *self.segments[:epoch]), left, None)
-        return left
+        found = {key: store.get_committed(1, (key,)) for key in (1, 2, 3)}
+        return {key: values["n"] for key, values in found.items() if values is not None}
 
 
 class TestRestoring:
     def test_a_base_and_the_segments_after_it_are_restored(self) -> None:
         stored = Stored()
         deploy = stored.deploy(3, stored.base(2), stored.segments[2])
-        assert stored.restored(deploy, MemoryKeyValue(), None) == {2: 1, 3: 3}
-
-    def test_a_folder_older_than_the_base_is_not_used(self) -> None:
-        """The base does not record the deletion of 1."""
-        stored = Stored()
-        deploy = stored.deploy(3, stored.base(2), stored.segments[2])
-        assert stored.restored(deploy, stored.folder(1), 1) == {2: 1, 3: 3}
-
-    def test_a_folder_at_the_base_or_past_it_needs_no_base(self) -> None:
-        stored = Stored()
-        base = stored.base(2)
-        stored.objects.delete(base.object.path)
-        assert stored.restored(stored.deploy(3, base, stored.segments[2]), stored.folder(2), 2) == {2: 1, 3: 3}
-
-    @pytest.mark.parametrize("groups", [(0, 4), (4, 8)])
-    def test_a_folder_with_some_key_groups_needs_older_segments_for_the_others(self, groups: tuple[int, int]) -> None:
-        stored = Stored()
-        deploy = stored.deploy(3, None, *stored.segments)
-        assert stored.restored(deploy, stored.folder(2), 2, groups) == {2: 1, 3: 3}
+        assert stored.restored(deploy) == {2: 1, 3: 3}
 
     def test_the_restored_epoch_is_identified_by_content(self) -> None:
-        """Otherwise the marker of the local state would name no content, and no later start could use it."""
+        """Otherwise an image of it could not be used by a later start."""
         stored = Stored()
         deploy = msgspec.structs.replace(
             stored.deploy(3, None, *stored.segments), lineage={Epoch(3): "manifest of 3", Epoch(2): "manifest of 2"}
         )
-        folder = MemoryKeyValue()
-        stored.restored(deploy, folder, None)
-        marker = read_marker(folder)
-        assert marker is not None and marker.cuts == (Cut(Epoch(3), "manifest of 3"),) * 2
+        assert stored.restored(deploy) == {2: 1, 3: 3}
 
     def test_pieces_are_read_one_at_a_time_and_oldest_first(self) -> None:
         stored, found = Stored(), list[tuple[int, int]]()
@@ -139,7 +99,7 @@ class TestRestoring:
                 assert store.table(1).get_committed((2,)) == {"n": 1}
                 stored.objects.delete(stored.segments[0].object.path)
 
-        restore(Opened(store, None, None, lambda: None), PLAN, deploy, stored.objects, advanced)
+        restore(store, PLAN, deploy, reading(stored.objects), advanced)
         ends = [sum(sizes[:count]) for count in range(4)]
         assert found == [(done, ends[3]) for end in range(3) for done in (ends[end], ends[end + 1])]
         assert store.get_committed(1, (1,)) is None and store.get_committed(1, (3,)) == {"n": 3}

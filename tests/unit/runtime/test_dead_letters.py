@@ -40,7 +40,7 @@ from holdfast.runtime.testing.driver import PushedSource
 from holdfast.runtime.testing.lanes import VirtualClock
 from holdfast.runtime.wire.channels import MemoryNetwork, OpenLinks
 from holdfast.runtime.worker.immediate import ImmediateWrites
-from holdfast.runtime.worker.local import MemoryState
+from holdfast.runtime.worker.local.opened import MemoryState
 from holdfast.runtime.worker.subtask import SubtaskRun
 from holdfast.sinks.memory.sink import MemorySink
 from holdfast.sinks.protocol.staging import decode

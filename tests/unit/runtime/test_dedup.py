@@ -16,6 +16,7 @@ import state_sizes
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from planned_source import PlannedSource
+from sealed_epochs import sealed_epoch
 
 import holdfast as hf
 from holdfast.model import NEVER_US, Epoch, Generation, JobUuid, Timeline, WorkerId
@@ -27,7 +28,6 @@ from holdfast.runtime.worker.fragment import FragmentRuntime
 from holdfast.runtime.worker.routing import Router
 from holdfast.sinks.memory.sink import MemorySink
 from holdfast.state.keys.keygroups import range_of
-from holdfast.state.local.memory import MemoryKeyValue
 from holdfast.state.store import Identity, StateStore
 from holdfast.testing import TestDriver
 
@@ -162,13 +162,14 @@ class TestFailures:
 class Subtask:
     """The fragment after the shuffle on the key groups of one subtask, with real state."""
 
-    def __init__(self, plan: Plan, cold: MemoryKeyValue, base: Epoch, number: int = 0, parallelism: int = 1) -> None:
+    def __init__(self, plan: Plan, segments: list[bytes], base: Epoch, number: int = 0, parallelism: int = 1) -> None:
         identity = Identity(JobUuid("job"), Generation(1), Timeline(1), WorkerId("w"))
         owned = range_of(number, parallelism, plan.key_groups)
         tables = [operator.table for operator in plan.operators]
-        self.state, self.operators = StateStore(identity, tables, plan.key_groups, owned, cold), plan.operators
+        self.state, self.operators = StateStore(identity, tables, plan.key_groups, owned), plan.operators
+        self._segments = segments
         if base:
-            self.state.restore(base, [], base)
+            self.state.restore(base, segments)
         named = {operator.name: self.state.table(operator.id) for operator in plan.operators}
         self.table, self.out = named["unique"], list[dict[str, Any]]()
         groups = KeyGroups(plan.key_groups, *owned)
@@ -178,9 +179,8 @@ class Subtask:
         self.fragment.on_barrier()
         for operator in self.operators:
             self.state.freeze(operator.id, Epoch(epoch), Epoch(epoch - 1))
+        self._segments.append(sealed_epoch(self.state, epoch))
         self.state.commit(Epoch(epoch))
-        while self.state.apply():
-            pass
 
     def _send(self, edge: int, batch: pa.RecordBatch) -> None:
         raise AssertionError("nothing leaves by an edge")
@@ -194,12 +194,12 @@ class TestState:
         return pa.RecordBatch.from_pylist(list(rows), SCHEMA).select(plan.edges[0].schema.names)
 
     def test_state_moves_with_its_keys_when_the_parallelism_changes(self) -> None:
-        plan, cold = app_of().plan(), MemoryKeyValue()
-        one = Subtask(plan, cold, Epoch(0))
+        plan, segments = app_of().plan(), list[bytes]()
+        one = Subtask(plan, segments, Epoch(0))
         one.fragment.on_batch(self.rows(plan, (row(1, f"k{n}") for n in range(50))))
         one.fragment.on_watermark(us(5))
         one.close(1)
-        halves = [Subtask(plan, cold, Epoch(1), number, 2) for number in range(2)]
+        halves = [Subtask(plan, segments, Epoch(1), number, 2) for number in range(2)]
         again = self.rows(plan, [*(row(2, f"k{n}") for n in range(60)), row(-5, "late")])
         for receiver, rows in Router(plan.edges[0], 2, plan.key_groups).split(again):
             halves[receiver].fragment.on_batch(rows)
@@ -210,7 +210,7 @@ class TestState:
     def test_looking_for_repetitions_leaves_no_slots_behind(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("holdfast.state.tables.table.VACANT_SLOTS_MIN", 4)
         plan = app_of().plan()
-        one = Subtask(plan, MemoryKeyValue(), Epoch(0))
+        one = Subtask(plan, [], Epoch(0))
         one.fragment.on_batch(self.rows(plan, (row(1, f"k{n}") for n in range(10))))
         assert len(one.table) == 30
         one.close(1)
@@ -349,7 +349,7 @@ class TestPlans:
 
     def test_dropped_and_late_rows_are_counted(self) -> None:
         plan = app_of().plan()
-        one = Subtask(plan, MemoryKeyValue(), Epoch(0))
+        one = Subtask(plan, [], Epoch(0))
         one.fragment.on_watermark(us(20))
         batch = pa.RecordBatch.from_pylist([row(25), row(26), row(5)], SCHEMA).select(plan.edges[0].schema.names)
         one.fragment.on_batch(batch)

@@ -34,7 +34,7 @@ from holdfast.runtime.testing.lanes import InlineLanes, VirtualClock
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.channels import MemoryNetwork
 from holdfast.runtime.worker.deliveries import Deliveries
-from holdfast.runtime.worker.local import MemoryState
+from holdfast.runtime.worker.local.opened import MemoryState
 from holdfast.runtime.worker.under_way import SLOW_AFTER_S
 from holdfast.sinks.contract.owners import Claim
 from holdfast.sinks.contract.target import Fault

@@ -14,7 +14,7 @@ from holdfast.runtime.testing.lanes import InlineLane, VirtualClock
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.channels import MemoryNetwork
 from holdfast.runtime.worker.deliveries import Deliveries
-from holdfast.runtime.worker.local import MemoryState
+from holdfast.runtime.worker.local.opened import MemoryState
 from holdfast.sinks.contract.owners import Claim
 from holdfast.sinks.memory.sink import MemorySink, MemoryTarget
 from holdfast.storage.objects import MemoryObjects

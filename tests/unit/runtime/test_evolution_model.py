@@ -1,7 +1,7 @@
 """Random histories of one operator: its code evolves, the job checkpoints, rewinds, rescales and is killed.
 
-The model is a list of the records and, per result, the record from which on it counts. Workers keep folders that
-outlive them, so state is restored from folders and segments of every earlier declaration.
+The model is a list of the records and, per result, the record from which on it counts. Workers leave images that
+outlive them, so state is restored from images, bases and segments of every earlier declaration.
 """
 
 from __future__ import annotations
@@ -15,18 +15,15 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from local_disks import Disk
 from planned_source import PlannedSource
 
 import holdfast as hf
-from holdfast.model import WorkerId
-from holdfast.runtime.plan.compiler import Plan
-from holdfast.runtime.worker.local import Opened, Target, identity_of
+from holdfast.chaos.sim.ports.images import SimulatedImages
+from holdfast.checkpoint.bases import Thresholds
+from holdfast.runtime.worker.loop import Limits
 from holdfast.sinks.memory.sink import MemorySink
-from holdfast.state.evolution import declaration
 from holdfast.state.keys.keygroups import range_of
-from holdfast.state.local.memory import MemoryKeyValue
-from holdfast.state.marker import read_marker, usable
-from holdfast.state.store import StateStore
 from holdfast.testing import TestDriver
 
 IN_BOTH_MODES = True
@@ -42,43 +39,6 @@ FUNCTIONS: dict[str, Any] = {
 }
 Record = dict[str, Any]
 numbers = itertools.count()
-
-
-class Folders:
-    """The local folders of all workers; any usable one is taken."""
-
-    def __init__(self) -> None:
-        self.stores: list[MemoryKeyValue] = []
-        self.held: set[int] = set()
-        self.reused = 0
-
-    def open(self, plan: Plan, target: Target, worker: WorkerId) -> Opened:
-        specs = [operator.table for operator in plan.operators]
-        declared = {spec.operator: declaration(spec) for spec in specs}
-        owned, epoch = target.handle.key_groups, target.base_epoch
-
-        def covered(store: MemoryKeyValue) -> tuple[int, int] | None:
-            return usable(read_marker(store), target.job_uuid, target.lineage, epoch, owned, declared)
-
-        free = [n for n, each in enumerate(self.stores) if n not in self.held and covered(each) is not None]
-        if not free:
-            self.stores.append(MemoryKeyValue())
-        number = free[0] if free else len(self.stores) - 1
-        self.held.add(number)
-        folder = self.stores[number]
-        store = StateStore(identity_of(target, worker), specs, plan.key_groups, owned, folder)
-        marker = read_marker(folder)
-        if marker is None:
-            return Opened(store, None, None, lambda: None)
-        self.reused += 1
-        return Opened(store, marker.applied, covered(folder), lambda: None)
-
-    def killed(self, survived: float) -> None:
-        """Every holder was killed; a prefix of its writes survives."""
-        for number in self.held:
-            store = self.stores[number]
-            self.stores[number] = store.after_kill(round(survived * store.unflushed))
-        self.held = set()
 
 
 @dataclass(frozen=True)
@@ -130,14 +90,15 @@ class Evolving(RuleBasedStateMachine):
         super().__init__()
         self.records: list[Record] = []
         self.code: Code = {"a": Result("count", 0, False), "b": Result("low", 0, False), "c": Result("high", 0, False)}
-        self.wide, self.folders, self.evolved = False, Folders(), 0
+        self.wide, self.disk, self.evolved = False, Disk(images=SimulatedImages()), 0
         self.history: list[tuple[int, Code, bool]] = [(0, self.code, False)]
         """The code, whether it was wide, and the epoch after which it ran."""
 
     @initialize(seed=st.integers(0, 1_000), parallelism=st.integers(1, 3))
     def start(self, seed: int, parallelism: int) -> None:
         self.t = TestDriver(app_of(self.code, self.wide, {}), parallelism, seed)
-        self.t.cluster.local = lambda: self.folders
+        self.t.cluster.local = lambda: self.disk
+        self.t.cluster.limits = Limits(merging=Thresholds(segments_max=2), image_from=1)
         self.t.__enter__()
         self.push([{"k": 1, "v": 5, "w": None}])
         self.t.checkpoint()
@@ -185,8 +146,8 @@ class Evolving(RuleBasedStateMachine):
             expected = {name: each.of(self.records, key) for name, each in self.code.items()}
             assert {name: found[key].get(name, "missing") for name in self.code} == expected, (key, found[key])
 
-    @rule(data=st.data(), cleanly=st.booleans(), survived=st.floats(0, 1))
-    def evolve(self, data: st.DataObject, cleanly: bool, survived: float) -> None:
+    @rule(data=st.data(), cleanly=st.booleans())
+    def evolve(self, data: st.DataObject, cleanly: bool) -> None:
         """Remove, rename, add, reorder and widen; each of it, or nothing."""
         present, was_wide = (self.code, self.wide) if cleanly else self.code_at(self.base[0])
         kept = {name: each for name, each in present.items() if data.draw(st.integers(0, 3))}
@@ -210,21 +171,15 @@ class Evolving(RuleBasedStateMachine):
         wide = was_wide or (not unclear and data.draw(st.booleans()))
         app = app_of(code, wide, former)
         if cleanly:
-            self.folders_after(1.0)
             self.t.upgrade(app, dropped)
         else:
-            self.folders_after(survived)
             self.t.cluster.replace_driver(self.t._doubled(app.plan()), dropped)
             self.t.recover()
         self.wide = wide
         self.began(code)
 
-    def folders_after(self, survived: float) -> None:
-        self.folders.killed(survived)
-
-    @rule(survived=st.floats(0, 1), parallelism=st.integers(1, 3))
-    def killed_and_rescaled(self, survived: float, parallelism: int) -> None:
-        self.folders_after(survived)
+    @rule(parallelism=st.integers(1, 3))
+    def killed_and_rescaled(self, parallelism: int) -> None:
         ranges = tuple(range_of(i, parallelism, GROUPS) for i in range(parallelism))
         self.t.cluster.change_rules(key_ranges=ranges)
         self.t.cluster.replace_driver()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -25,15 +25,17 @@ from holdfast.model import (
     Timeline,
     WorkerId,
 )
+from holdfast.ports import ObjectStore
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.testing.lanes import InlineLanes, VirtualClock
 from holdfast.runtime.wire import messages as m
+from holdfast.runtime.worker.compaction import Advanced, reading, restore
 from holdfast.runtime.worker.following import RETRY_S, Following
-from holdfast.runtime.worker.local import Opened, Target
+from holdfast.runtime.worker.local.opened import Opened
 from holdfast.runtime.worker.ports import Ports
+from holdfast.runtime.worker.target import Target
 from holdfast.state.changelog import SegmentHeader
 from holdfast.state.compact import compact
-from holdfast.state.local.memory import MemoryKeyValue
 from holdfast.state.store import Identity, Piece, StateStore
 from holdfast.storage.objects import MemoryObjects
 
@@ -62,17 +64,25 @@ class Locals:
 
     opened: int = 0
     open_now: int = 0
-    cold: MemoryKeyValue = field(default_factory=MemoryKeyValue)
-    """What the folder holds that the next copy is restored from."""
-    applied: Epoch | None = None
 
-    def open(self, plan: Plan, target: Target, worker: WorkerId) -> Opened:
+    def open(
+        self,
+        plan: Plan,
+        target: Target,
+        worker: WorkerId,
+        root: ObjectStore,
+        advanced: Advanced = lambda *_: None,
+    ) -> Opened:
         self.opened += 1
         self.open_now += 1
         identity = Identity(target.job_uuid, target.generation, target.timeline, worker)
-        store = StateStore(identity, [SPEC], GROUPS, target.handle.key_groups, self.cold)
-        self.cold, applied = MemoryKeyValue(), self.applied
-        return Opened(store, applied, None if applied is None else target.handle.key_groups, self._closed)
+        store = StateStore(identity, [SPEC], GROUPS, target.handle.key_groups)
+        try:
+            restore(store, plan, target, reading(root), advanced)
+        except BaseException:
+            self._closed()
+            raise
+        return Opened(store, self._closed)
 
     def _closed(self) -> None:
         self.open_now -= 1
@@ -82,15 +92,14 @@ class Job:
     """An active worker whose epochs a standby follows."""
 
     def __init__(self) -> None:
-        self.cold = MemoryKeyValue()
-        self.worker, self.root, self.local, self.clock = Worker(self.cold), Root(), Locals(), VirtualClock()
+        self.worker, self.root, self.local, self.clock = Worker(), Root(), Locals(), VirtualClock()
         self.pieces: list[SegmentRef] = []
         self.base: ObjectRef | None = None
         self.base_epoch = NO_EPOCH
         self.lineage: dict[Epoch, str] = {}
         self.lanes = InlineLanes()
         ports = SimpleNamespace(clock=self.clock, store=self.root, local=self.local, lane=self.lanes.lane)
-        self.following = Following(cast(Plan, None), cast(Ports, ports), STANDBY, 0.25, lambda *_: None)
+        self.following = Following(cast(Plan, None), cast(Ports, ports), STANDBY, lambda *_: None)
 
     def epoch(self, number: int, *numbers: int, deleted: tuple[int, ...] = ()) -> None:
         """Complete an epoch that adds 1 to these keys, after it has deleted others."""
@@ -238,19 +247,6 @@ class TestACopy:
         job.epoch(4, 1)
         job.follow(4)
         assert job.counts(1, 2, 3) == [2, 2, 1] and job.local.opened == 1
-
-    def test_reads_its_local_folder_ahead_of_a_takeover(self, job: Job) -> None:
-        """A folder that a dead worker left spares the restore; but to look up each key in it would take seconds."""
-        job.worker.apply()
-        job.local.cold, job.local.applied = job.cold, Epoch(3)
-        job.following.ask(job.target(3))
-        assert job.following.turn()
-        size = sum(piece.object.size for piece in job.pieces)
-        assert job.following.stock() == (m.Copied(ZERO, Epoch(3), size),)
-        job.settle()
-        assert job.following.stock() == (m.Copied(ZERO, Epoch(3), 0),)
-        store = job.following._copies[ZERO].store
-        assert store.table(1).complete and job.counts(1, 2, 3, 4) == [1, 2, 1, None]
 
     def test_is_given_up_once_it_is_not_followed(self, job: Job) -> None:
         job.follow(3, follows=(ZERO, ONE))

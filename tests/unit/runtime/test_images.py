@@ -19,9 +19,12 @@ from holdfast.runtime.microbatch import task
 from holdfast.runtime.microbatch.ranges import ROWS_FIRST, Pace
 from holdfast.runtime.plan.memory import Budget
 from holdfast.runtime.testing.batches import Faults
-from holdfast.runtime.worker import compaction, images
-from holdfast.runtime.worker.images import FOLDER, LocalImages, WarmState
-from holdfast.runtime.worker.local import Home
+from holdfast.runtime.worker import compaction
+from holdfast.runtime.worker.local import images as image_folders
+from holdfast.runtime.worker.local import opened, warm
+from holdfast.runtime.worker.local.home import Home
+from holdfast.runtime.worker.local.images import IMAGES, LocalImages
+from holdfast.runtime.worker.local.warm import WarmState
 from holdfast.state.paging.swap import Swap
 from holdfast.state.store import StateStore
 from holdfast.testing import TestDriver
@@ -45,10 +48,10 @@ class Machine:
         clock, images = t.cluster.clock, LocalImages(Home(self.root, "machine", "boot"), budget)
         assert t.cluster.batches is not None
         t.cluster.batches.jobs.budget = budget
-        t.cluster.local = lambda: WarmState(t.cluster._store, clock, clock.pass_by, images)
+        t.cluster.local = lambda: WarmState(clock, clock.pass_by, images)
 
     def images(self) -> list[Path]:
-        return sorted(self.root.glob(f"machine/boot/*/{FOLDER}/*"))
+        return sorted(self.root.glob(f"machine/boot/*/{IMAGES}/*"))
 
 
 @pytest.fixture
@@ -63,8 +66,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
         machine.did["brought up"] += 1
         follow(store, epoch, segments)
 
-    monkeypatch.setattr(images, "unfit", lambda folder: "")  # tests may keep their folders in memory
-    monkeypatch.setattr(images, "restore", restored)
+    monkeypatch.setattr(image_folders, "unfit", lambda folder: "")  # tests may keep their folders in memory
+    monkeypatch.setattr(warm, "restore", restored)
     monkeypatch.setattr(StateStore, "follow", followed)
     return machine
 
@@ -131,7 +134,7 @@ class TestWithoutAnImage:
         def full(*_: object) -> None:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(images, "_warn", refused.append)
+        monkeypatch.setattr(warm, "_warn", refused.append)
         monkeypatch.setattr("holdfast.state.local.image.Image.finish", full)
         with TestDriver(app()) as t:
             machine.on(t)
@@ -144,8 +147,8 @@ class TestWithoutAnImage:
 
     def test_a_file_system_in_memory_takes_none(self, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
         warned = list[str]()
-        monkeypatch.setattr(images, "_warn", warned.append)
-        monkeypatch.setattr(images, "unfit", lambda folder: f"{folder} is on tmpfs, whose files are memory")
+        monkeypatch.setattr(warm, "_warn", warned.append)
+        monkeypatch.setattr(image_folders, "unfit", lambda folder: f"{folder} is on tmpfs, whose files are memory")
         with TestDriver(app()) as t:
             machine.on(t)
             count_forty(t)
@@ -175,7 +178,7 @@ class TestWithoutAnImage:
     def test_a_machine_without_a_boot_id_has_none(self, machine: Machine) -> None:
         with TestDriver(app()) as t:
             clock, images = t.cluster.clock, LocalImages(Home(machine.root, "machine", ""))
-            t.cluster.local = lambda: WarmState(t.cluster._store, clock, clock.pass_by, images)
+            t.cluster.local = lambda: WarmState(clock, clock.pass_by, images)
             count_forty(t)
             assert not machine.root.exists()
 
@@ -198,7 +201,7 @@ class TestABudget:
         pages.sink("out", hf.SQLite("unused.db", table="pages", key=["page"]))
         wanted, budget = Counter[int](), Budget(24 << 20, 0)
         assert budget.tables == 2 << 20
-        monkeypatch.setattr(images, "_others_bytes", lambda: 0)  # the process is larger than the budget
+        monkeypatch.setattr(image_folders, "_others_bytes", lambda: 0)  # the process is larger than the budget
         with TestDriver(job) as t:
             machine.on(t, budget)
             for epoch in range(4):
@@ -226,7 +229,7 @@ class TestABudget:
             raise MemoryError("1,074,790,400 bytes of address space: Cannot allocate memory")
 
         warned = list[str]()
-        monkeypatch.setattr(images, "_warn", warned.append)
+        monkeypatch.setattr(warm, "_warn", warned.append)
         monkeypatch.setattr("holdfast.state.paging.private.PrivateFiles.over", none_left)
         monkeypatch.setattr("holdfast.state.local.image.Image.private", none_left)
         with TestDriver(app()) as t:
@@ -234,9 +237,9 @@ class TestABudget:
             count_forty(t)
         assert warned and "held in memory whatever its size" in warned[0] and "address space" in warned[0]
 
-    @pytest.mark.parametrize("where", ["restore", "segment_job"])
+    @pytest.mark.parametrize(("room", "where"), [(opened, "restore"), (task, "segment_job")])
     def test_of_address_space_that_the_state_exceeds_ends_the_job_with_the_setting(
-        self, machine: Machine, monkeypatch: pytest.MonkeyPatch, where: str
+        self, machine: Machine, monkeypatch: pytest.MonkeyPatch, room: Any, where: str
     ) -> None:
         def none_left(*_: object) -> None:
             raise MemoryError("2,097,152 bytes of address space: Cannot allocate memory")
@@ -244,7 +247,7 @@ class TestABudget:
         with TestDriver(app()) as t:
             t.push("visits", [visit(number) for number in range(10)])
             t.checkpoint()
-            monkeypatch.setattr(task, where, none_left)
+            monkeypatch.setattr(room, where, none_left)
             t.push("visits", [visit(number) for number in range(10, 20)])
             with pytest.raises(JobFailed, match="has no memory left: 2,097,152 bytes") as error:
                 t.checkpoint()

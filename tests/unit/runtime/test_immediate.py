@@ -29,7 +29,7 @@ from holdfast.runtime.testing.lanes import VirtualClock
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.channels import MemoryNetwork
 from holdfast.runtime.worker import immediate
-from holdfast.runtime.worker.local import MemoryState
+from holdfast.runtime.worker.local.opened import MemoryState
 from holdfast.runtime.worker.under_way import SLOW_AFTER_S
 from holdfast.sinks.contract.immediate import ImmediateTarget, Origin, Owner, Written
 from holdfast.sinks.contract.owners import Claim

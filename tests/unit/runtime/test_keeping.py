@@ -114,7 +114,7 @@ class LongLife:
             store = StateStore(identity, specs, GROUPS, handle.key_groups)
             objects = self.driver.cluster.repository._store
             read = (Piece(objects.get(p.object.path), p.key_groups or handle.key_groups) for p in pieces(handle))
-            store.restore(manifest.epoch, read, None)
+            store.restore(manifest.epoch, read)
             table = store.table(self.plan.operators[0].id)
             slots = table.present()
             keys, totals = table.key_columns(slots)[0].to_pylist(), table.column("total.sum")[slots].tolist()

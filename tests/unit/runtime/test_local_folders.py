@@ -13,7 +13,9 @@ from holdfast.errors import ConfigError
 from holdfast.model import NO_EPOCH, Epoch, Generation, JobUuid, SnapshotHandle, Subtask, Timeline, WorkerId
 from holdfast.runtime.wire.messages import Active, Deploy
 from holdfast.runtime.wire.presence import machine_id
-from holdfast.runtime.worker.local import Home, LocalFolders
+from holdfast.runtime.worker.local.home import Home
+from holdfast.runtime.worker.local.opened import LocalFolders
+from holdfast.storage.objects import MemoryObjects
 
 JOB = JobUuid("1" * 32)
 
@@ -31,7 +33,7 @@ def folders(root: Path, machine: str, boot: str) -> set[str]:
     handle = SnapshotHandle(Subtask(0), (0, 8), (), NO_EPOCH, ())
     deploy = Deploy(JOB, Generation(1), Timeline(1), Epoch(1), NO_EPOCH, Active(Subtask(0)), (), handle, (), (), ())
     local = LocalFolders(Home(root, machine, boot))
-    local.open(app.plan(), deploy, WorkerId("w")).close()
+    local.open(app.plan(), deploy, WorkerId("w"), MemoryObjects()).close()
     return {path.relative_to(root).as_posix() for path in root.glob("*/*")}
 
 

@@ -29,12 +29,10 @@ from holdfast.model import (
 )
 from holdfast.runtime.plan.model import Plan
 from holdfast.runtime.wire.messages import Active, Deploy
-from holdfast.runtime.worker.compaction import CompactJob, restore
-from holdfast.runtime.worker.local import Opened
+from holdfast.runtime.worker.compaction import CompactJob, reading, restore
 from holdfast.state.changelog import SegmentHeader, seal
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.keys.keygroups import range_of
-from holdfast.state.local.memory import MemoryKeyValue
 from holdfast.state.store import Identity, StateStore
 from holdfast.state.tables.delta import Delta
 from holdfast.state.tables.spec import ColumnSpec, TableSpec
@@ -122,9 +120,8 @@ class Life:
                 [SPEC],
                 GROUPS,
                 handle.key_groups,
-                MemoryKeyValue(),
             )
-            restore(Opened(store, None, None, lambda: None), PLAN, self.deploy(handle), self.objects)
+            restore(store, PLAN, self.deploy(handle), reading(self.objects))
             table = store.table(1)
             slots = table.present()
             keys = table.key_columns(slots)[0].to_pylist()

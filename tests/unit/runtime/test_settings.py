@@ -43,7 +43,7 @@ from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.channels import MemoryNetwork, OpenLinks
 from holdfast.runtime.wire.mailbox import Mailbox
 from holdfast.runtime.worker.deliveries import Deliveries
-from holdfast.runtime.worker.local import MemoryState
+from holdfast.runtime.worker.local.opened import MemoryState
 from holdfast.runtime.worker.loop import Limits
 from holdfast.storage.objects import MemoryObjects
 

@@ -23,7 +23,8 @@ from holdfast.runtime.plan.memory import MIB, Budget, channel_bytes, container_s
 from holdfast.runtime.processes import memory
 from holdfast.runtime.processes.memory import budget_of, container_of, default_state_memory
 from holdfast.runtime.worker.fragment import FragmentRuntime
-from holdfast.runtime.worker.local import Home, LocalFolders
+from holdfast.runtime.worker.local.home import Home
+from holdfast.runtime.worker.local.opened import LocalFolders
 from holdfast.state.collections.rows import spec_of
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.paging.swap import Swap

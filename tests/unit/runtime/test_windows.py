@@ -18,9 +18,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from job_player import rescale
 from planned_source import PlannedSource
+from sealed_epochs import sealed_epoch
 
 import holdfast as hf
-from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
+from holdfast.model import NO_EPOCH, Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.runtime.job.status import of_run
 from holdfast.runtime.operators.contract import KeyGroups
 from holdfast.runtime.plan.identity import check_against, describe_operators
@@ -28,7 +29,6 @@ from holdfast.runtime.time.windows import CLOCK_KEY, Tumbling
 from holdfast.runtime.worker.fragment import FragmentRuntime
 from holdfast.sinks.memory.sink import MemorySink
 from holdfast.state.keys.keygroups import key_of_group
-from holdfast.state.local.memory import MemoryKeyValue
 from holdfast.state.store import Identity, StateStore
 from holdfast.testing import TestDriver
 
@@ -489,31 +489,27 @@ class TestTheEnd:
             assert t.state("hot", (at(60), "a")) is None
 
 
-class TestColdState:
-    """Windows that are in the cold store only: found, closed and deleted there as well."""
+class TestRestoredState:
+    """Windows that a store has restored are found, closed and deleted."""
 
-    def test_windows_from_the_cold_store_close_once(self) -> None:
-        cold = MemoryKeyValue()
-        first = Bare(cold, Epoch(0))
+    def test_restored_windows_close_once(self) -> None:
+        segments = list[bytes]()
+        first = Bare(segments)
         first.fragment.on_batch(first.rows([bid(n % 30, auction=str(n)) for n in range(300)]))
         first.fragment.on_watermark(us(10))
         first.close(1)
-        while first.state.apply():
-            pass
-        again = Bare(cold, Epoch(1))
+        again = Bare(segments, Epoch(1))
         again.fragment.on_batch(again.rows([bid(5), bid(25)]))
         again.fragment.on_watermark(us(30))
         assert first.rows_out() == 100
         assert again.rows_out() == 201
         assert again.late() == 1
-        again.close(2)
-        while again.state.apply():
-            pass
-        restored = Bare(cold, Epoch(2))
+        again.close(2, committed=1)
+        restored = Bare(segments, Epoch(2))
         assert restored.state.table(restored.operator).present().size == 0
 
     def test_slots_of_deleted_windows_are_dropped(self) -> None:
-        run = Bare(MemoryKeyValue(), Epoch(0))
+        run = Bare([])
         one = run.rows([bid(0, auction=str(n)) for n in range(1_000)])
         place = one.schema.get_field_index("at")
         for number in range(40):
@@ -521,8 +517,6 @@ class TestColdState:
             run.fragment.on_batch(one.set_column(place, one.schema.field(place), times))
             run.fragment.on_watermark(us(10 * number))
             run.close(number + 1, committed=number)
-            while run.state.apply():
-                pass
         assert run.rows_out() == 39_000
         assert len(run.state.table(run.operator)) < 25_000
 
@@ -531,7 +525,7 @@ class TestDueWindows:
     """Due windows are searched only when time passes the earliest one: it must never be forgotten."""
 
     def run(self, emit: str, lateness: str = "0s") -> Bare:
-        run = Bare(MemoryKeyValue(), Epoch(0), emit, lateness)
+        run = Bare([], Epoch(0), emit, lateness)
         run.fragment.on_watermark(us(0))  # from here on it is known that nothing is due
         return run
 
@@ -575,8 +569,8 @@ class TestDueWindows:
 
 
 class TestEmittedWindows:
-    def run(self, lateness: str, cold: MemoryKeyValue | None = None) -> Bare:
-        run = Bare(MemoryKeyValue() if cold is None else cold, Epoch(0), "close", lateness)
+    def run(self, lateness: str, segments: list[bytes] | None = None) -> Bare:
+        run = Bare([] if segments is None else segments, Epoch(0), "close", lateness)
         run.fragment.on_watermark(us(0))
         return run
 
@@ -597,15 +591,13 @@ class TestEmittedWindows:
         assert run.rows_out() == 2 + 2
 
     def test_a_closed_window_within_its_lateness_is_in_the_stored_state(self) -> None:
-        cold = MemoryKeyValue()
-        run = self.run("5s", cold)
+        segments = list[bytes]()
+        run = self.run("5s", segments)
         run.fragment.on_batch(run.rows([bid(5), bid(15)]))
         for epoch in (1, 2):
             run.close(epoch, committed=epoch - 1)
-            while run.state.apply():
-                pass
             run.fragment.on_watermark(us(21))  # the first window expires, the second one does not
-        again = Bare(cold, Epoch(2), "close", "5s")
+        again = Bare(segments, Epoch(2), "close", "5s")
         assert again.state.table(again.operator).present().size == 1
 
 
@@ -617,15 +609,15 @@ class TestClockOfWindows:
         return run.late()
 
     def test_an_older_watermark_changes_nothing(self) -> None:
-        run = Bare(MemoryKeyValue(), Epoch(0))
+        run = Bare([])
         run.fragment.on_watermark(us(30))
         run.fragment.on_watermark(us(10))
         assert self.late_after(run, 22) == 64
 
     def test_a_key_group_ahead_of_the_others_keeps_its_clock(self) -> None:
         """As after a change of parallelism."""
-        ahead = Bare(MemoryKeyValue(), Epoch(0), clocks={group: us(30) for group in (0, 1, 2, 3)})
-        behind = Bare(MemoryKeyValue(), Epoch(0), clocks={group: us(10) for group in (0, 1, 2, 3)})
+        ahead = Bare([], Epoch(0), clocks={group: us(30) for group in (0, 1, 2, 3)})
+        behind = Bare([], Epoch(0), clocks={group: us(10) for group in (0, 1, 2, 3)})
         for run in (ahead, behind):
             run.fragment.on_watermark(us(15))
         late = self.late_after(ahead, 22)
@@ -633,7 +625,7 @@ class TestClockOfWindows:
         assert self.late_after(behind, 22) == 0
 
     def test_the_stored_clock_is_the_effective_one(self) -> None:
-        run = Bare(MemoryKeyValue(), Epoch(0), clocks={group: us(30) for group in (0, 1, 2, 3)})
+        run = Bare([], Epoch(0), clocks={group: us(30) for group in (0, 1, 2, 3)})
         run.fragment.on_watermark(us(15))
         run.close(1)
         assert run.clocks() == [us(30)] * 4 + [us(15)] * 4
@@ -644,12 +636,16 @@ def us(second: float) -> int:
 
 
 class Bare:
-    """The fragment after the shuffle with real state, without a driver."""
+    """The fragment after the shuffle with real state, without a driver.
+
+    Args:
+        segments: Of the epochs up to `base`, from which it is restored; it adds its own.
+    """
 
     def __init__(
         self,
-        cold: MemoryKeyValue,
-        base: Epoch,
+        segments: list[bytes],
+        base: Epoch = NO_EPOCH,
         emit: str = "close",
         lateness: str = "0s",
         clocks: Mapping[int, int] | None = None,
@@ -657,9 +653,10 @@ class Bare:
         plan = app_of(emit, lateness, late=False).plan()
         identity = Identity(JobUuid("job"), Generation(1), Timeline(1), WorkerId("w"))
         tables = [operator.table for operator in plan.operators]
-        self.state = StateStore(identity, tables, plan.key_groups, (0, plan.key_groups), cold)
+        self.state = StateStore(identity, tables, plan.key_groups, (0, plan.key_groups))
+        self._segments = segments
         if base:
-            self.state.restore(base, [], base)
+            self.state.restore(base, segments)
         self.schema, self.operators = plan.edges[0].schema, plan.operators
         self.operator = plan.operator("hot").id
         named = {operator.name: self.state.table(operator.id) for operator in plan.operators}
@@ -679,6 +676,7 @@ class Bare:
         self.fragment.on_barrier()
         for operator in self.operators:
             self.state.freeze(operator.id, Epoch(epoch), Epoch(committed))
+        self._segments.append(sealed_epoch(self.state, epoch))
         self.state.commit(Epoch(epoch))
 
     def clocks(self) -> list[int]:

@@ -14,7 +14,6 @@ from holdfast.state.collections.maps import Maps
 from holdfast.state.collections.rows import EXPIRES, NEVER, drop_absent, expire
 from holdfast.state.collections.timers import AT, Timers
 from holdfast.state.keys.batch import Keys, KeyType
-from holdfast.state.local.memory import MemoryKeyValue
 from holdfast.state.store import Identity, Piece, StateStore
 from holdfast.state.tables.spec import ColumnSpec
 
@@ -42,7 +41,7 @@ class Worker:
     """A store with one table of each collection, and the segments of its epochs."""
 
     def __init__(self, store: StateStore | None = None) -> None:
-        self.store = store or StateStore(IDENTITY, SPECS, GROUPS, (0, GROUPS), MemoryKeyValue())
+        self.store = store or StateStore(IDENTITY, SPECS, GROUPS, (0, GROUPS))
         self.lists, self.maps = Lists(self.store.table(1)), Maps(self.store.table(2))
         self.timers = Timers(self.store.table(3))
         self.segments: dict[Epoch, bytes] = {}
@@ -66,7 +65,7 @@ class Worker:
         """Return another worker with the state as of an epoch."""
         store = StateStore(IDENTITY, SPECS, GROUPS, owned)
         pieces = [Piece(data, (0, GROUPS)) for epoch, data in self.segments.items() if epoch <= number]
-        store.restore(Epoch(number), pieces, None)
+        store.restore(Epoch(number), pieces)
         return Worker(store)
 
     def append(self, name: str, *values: int, expires: int = NEVER) -> None:
@@ -142,7 +141,7 @@ class TestMaps:
         assert (worker.restored(3).map_of("a"), worker.restored(2).map_of("a")) == ({}, {"k": 1, "n": 4})
 
     def test_looking_for_entries_adds_none(self) -> None:
-        worker = Worker(StateStore(IDENTITY, SPECS, GROUPS, (0, GROUPS)))
+        worker = Worker()
         worker.put("a", k=1)
         worker.maps.get(users("a", "b"), [pa.array(["x", "y"])])
         worker.timers.clear(users("a"), ints(1))
@@ -191,7 +190,7 @@ class TestTimers:
         assert sorted(name for half in halves for name, _, _ in half) == sorted(names)
 
     def test_that_fired_leave_no_slots_behind(self) -> None:
-        worker = Worker(StateStore(IDENTITY, SPECS, GROUPS, (0, GROUPS)))
+        worker = Worker()
         for epoch in range(1, 4):
             names = [f"user {epoch}.{number}" for number in range(2_000)]
             worker.timers.set(users(*names), np.zeros(2_000, np.int64), np.arange(2_000))

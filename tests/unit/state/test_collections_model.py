@@ -13,7 +13,7 @@ from cramped import CrampedState
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
-from killed_worker import GROUPS, OnRocks, RewoundWorker
+from killed_worker import GROUPS, RewoundWorker
 
 from holdfast.model import Epoch
 from holdfast.state.collections.lists import Lists
@@ -283,11 +283,6 @@ class Collections(RewoundWorker):
         self.seal()
 
     @rule()
-    def apply(self) -> None:
-        while self.store.apply():
-            pass
-
-    @rule()
     def drop(self) -> None:
         for operator, by in ((1, EXPIRES), (2, EXPIRES), (3, AT.name), (4, AT.name)):
             self.store.table(operator).drop_vacant()
@@ -302,8 +297,8 @@ class Collections(RewoundWorker):
         """Restore the head on two other workers, each with its share of the key groups."""
         both = Model()
         for owned in ((0, middle), (middle, GROUPS)):
-            store = StateStore(self.identity, SPECS, GROUPS, owned, memory=self.tables_memory)
-            store.restore(self.head, [Piece(data, (0, GROUPS)) for data in self.segments.values()], None)
+            store = self.new_store(owned)
+            store.restore(self.head, [Piece(data, (0, GROUPS)) for data in self.segments.values()])
             half = contents(store)
             assert not both.lists.keys() & half.lists.keys() and not both.maps.keys() & half.maps.keys()
             both.lists |= half.lists
@@ -316,10 +311,6 @@ class Collections(RewoundWorker):
             self.compare()
 
 
-class CollectionsOnRocks(OnRocks, Collections):
-    """The same over RocksDB."""
-
-
 class CrampedCollections(CrampedState, Collections):
     """The same in tables that are larger than their budget."""
 
@@ -327,10 +318,6 @@ class CrampedCollections(CrampedState, Collections):
 TestCollections = Collections.TestCase
 TestCollections.settings = settings(
     max_examples=80, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
-TestCollectionsOnRocks = CollectionsOnRocks.TestCase
-TestCollectionsOnRocks.settings = settings(
-    max_examples=8, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 TestCrampedCollections = CrampedCollections.TestCase
 TestCrampedCollections.settings = settings(

@@ -49,7 +49,7 @@ SPECS = [TableSpec(o, f"op{o}", kind, (ColumnSpec("value", np.dtype(np.int64)),)
 def rows(pieces: list[bytes | Piece], through: int) -> dict[int, dict[object, int]]:
     identity = Identity(JOB, Generation(1), Timeline(1), WorkerId("w"))
     store = StateStore(identity, SPECS, GROUPS, (0, GROUPS))
-    store.restore(Epoch(through), pieces, None)
+    store.restore(Epoch(through), pieces)
     found: dict[int, dict[object, int]] = {}
     for operator in KINDS:
         table = store.table(operator)

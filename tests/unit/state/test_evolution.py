@@ -14,12 +14,10 @@ from hypothesis import strategies as st
 from merged_pieces import compact
 
 from holdfast.errors import ConfigError
-from holdfast.model import Cut, Epoch, Generation, JobUuid, Timeline, WorkerId
+from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.state.changelog import SegmentHeader, seal, unseal
 from holdfast.state.evolution import adapted, by_name, declaration, widens, widens_key
 from holdfast.state.keys.batch import KeyType
-from holdfast.state.local.memory import MemoryKeyValue
-from holdfast.state.marker import read_marker, usable
 from holdfast.state.store import Identity, StateStore
 from holdfast.state.tables.delta import Delta
 from holdfast.state.tables.spec import ColumnSpec, TableSpec
@@ -59,9 +57,9 @@ def segment(given: TableSpec, rows: Mapping[int, tuple[float, ...]], epoch: int 
     )
 
 
-def store_of(given: TableSpec, cold: MemoryKeyValue | None = None) -> StateStore:
+def store_of(given: TableSpec) -> StateStore:
     identity = Identity(JOB, Generation(1), Timeline(1), WorkerId("w"))
-    return StateStore(identity, [given], GROUPS, WHOLE, cold)
+    return StateStore(identity, [given], GROUPS, WHOLE)
 
 
 def rows_of(store: StateStore) -> dict[int, tuple[Any, ...]]:
@@ -73,7 +71,7 @@ def rows_of(store: StateStore) -> dict[int, tuple[Any, ...]]:
 
 def restored(now: TableSpec, *segments: bytes) -> dict[int, tuple[Any, ...]]:
     store = store_of(now)
-    store.restore(Epoch(9), segments, None)
+    store.restore(Epoch(9), segments)
     return rows_of(store)
 
 
@@ -178,34 +176,18 @@ class TestMerging:
         assert unseal(compact(header(1, 0), [(segment(spec(COUNT), {1: (5,)}), WHOLE)], []))[1] == []
 
 
-class TestALocalFolder:
-    def written(self, given: TableSpec) -> MemoryKeyValue:
-        cold = MemoryKeyValue()
-        store = store_of(given, cold)
-        store.restore(Epoch(1), [segment(given, {1: (5, 9)})], None)
-        store.completed(Cut(Epoch(1), "manifest"))
-        while store.apply():
-            pass
-        return cold
-
-    def reads(self, cold: MemoryKeyValue, now: TableSpec) -> bool:
-        lineage = {Epoch(1): "manifest"}
-        return usable(read_marker(cold), JOB, lineage, Epoch(1), WHOLE, {1: declaration(now)}) is not None
-
-    def test_is_read_by_the_declaration_that_wrote_it_and_by_no_other(self) -> None:
-        cold = self.written(spec(COUNT, SEEN))
-        assert self.reads(cold, spec(COUNT, SEEN))
-        assert not self.reads(cold, spec(SEEN, COUNT))
-        assert not self.reads(cold, spec(COUNT, SEEN, ColumnSpec("m.count", INT, late=True)))
-        assert not self.reads(cold, spec(COUNT, past=("low.seen",)))
-        assert not self.reads(cold, spec(COUNT, SEEN, key=KeyType(("k",), (pa.int64(),))))
-
-    def test_is_read_after_a_rename(self) -> None:
-        cold, now = self.written(spec(COUNT, SEEN)), spec(replace(COUNT, name="m.count", id="n.count"), SEEN)
-        assert self.reads(cold, now)
-        store = store_of(now, cold)
-        store.restore(Epoch(1), [], Epoch(1))
-        assert rows_of(store) == {1: (5, 9)}
+class TestADeclaration:
+    def test_is_another_one_unless_only_a_column_was_renamed(self) -> None:
+        """An image of the tables is used by the declaration that wrote it."""
+        before = declaration(spec(COUNT, SEEN))
+        assert declaration(spec(replace(COUNT, name="m.count", id="n.count"), SEEN)) == before
+        others = (
+            spec(SEEN, COUNT),
+            spec(COUNT, SEEN, ColumnSpec("m.count", INT, late=True)),
+            spec(COUNT, past=("low.seen",)),
+            spec(COUNT, SEEN, key=KeyType(("k",), (pa.int64(),))),
+        )
+        assert before not in {declaration(other) for other in others}
 
 
 def test_a_delta_of_the_present_declaration_is_not_copied() -> None:

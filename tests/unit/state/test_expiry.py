@@ -1,4 +1,4 @@
-"""Windows that are over: one range per key group in delta, segment, merges and cold store, never a row per key."""
+"""Windows that are over: one range per key group in delta, segment and merges, never a row per key."""
 
 from __future__ import annotations
 
@@ -12,13 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from merged_pieces import compact
 
-from holdfast.errors import Unavailable
 from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
-from holdfast.ports import KeyValue
 from holdfast.state.changelog import SegmentHeader, seal, unseal
-from holdfast.state.cold import scope
 from holdfast.state.keys.batch import Keys, KeyType
-from holdfast.state.local.memory import MemoryKeyValue
 from holdfast.state.store import Identity, StateStore
 from holdfast.state.tables.delta import Delta
 from holdfast.state.tables.expiry import NOTHING, Through, covered, last_of, range_end
@@ -47,9 +43,9 @@ def header(epoch: int, follows: int) -> SegmentHeader:
 class Worker:
     """A store with one window table, whose epochs are sealed as they close."""
 
-    def __init__(self, cold: KeyValue | None = None) -> None:
+    def __init__(self) -> None:
         identity = Identity(JOB, Generation(1), Timeline(1), WORKER)
-        self.store = StateStore(identity, [SPEC], GROUPS, (0, GROUPS), cold)
+        self.store = StateStore(identity, [SPEC], GROUPS, (0, GROUPS))
         self.table = self.store.table(1)
         self.completed, self.segments = 0, dict[int, bytes]()
 
@@ -70,10 +66,6 @@ class Worker:
             self.completed = epoch
         return delta.whole()
 
-    def apply(self) -> None:
-        while self.store.apply():
-            pass
-
     def rows(self) -> dict[Row, int]:
         return rows_in(self.table)
 
@@ -87,7 +79,7 @@ def rows_in(table: Table) -> dict[Row, int]:
 
 def restored(epoch: int, *segments: bytes) -> dict[Row, int]:
     worker = Worker()
-    worker.store.restore(Epoch(epoch), segments, None)
+    worker.store.restore(Epoch(epoch), segments)
     return worker.rows()
 
 
@@ -256,135 +248,3 @@ class TestMerging:
         base = compact(header(2, 0), [(data, (0, GROUPS)) for data in worker.segments.values()], [SPEC])
         assert all(delta.through is None for delta in unseal(base)[1])
         assert restored(2, base) == {(20, 1): 1}
-
-
-class Written(MemoryKeyValue):
-    """Says in which order it is written to; refuses what it is told to."""
-
-    def __init__(self, pairs: dict[bytes, bytes] | None = None) -> None:
-        super().__init__(pairs)
-        self.said: list[str] = []
-        self.refuses = False
-
-    def write(self, puts: list[tuple[bytes, bytes]], deletes: list[bytes]) -> None:
-        if any(key[:2] == b"\x00\x01" for key, _ in puts):
-            self.said.append("rows")
-        super().write(puts, deletes)
-
-    def erase(self, ranges: list[tuple[bytes, bytes]]) -> None:
-        if self.refuses:
-            raise Unavailable("full", next_step="try again")
-        self.said.append(f"{len(ranges)} ranges")
-        super().erase(ranges)
-
-    def rows(self) -> int:
-        return sum(len(self.scan(*scope(1, group))) for group in range(GROUPS))
-
-
-class TestApplying:
-    def test_erases_ranges_before_rows_that_are_newer(self) -> None:
-        cold = Written()
-        worker = Worker(cold)
-        worker.put(1, *((10, user) for user in range(50)))
-        worker.barrier(1)
-        worker.apply()
-        worker.expire(10)
-        worker.put(2, (10, 3), (20, 1))
-        worker.barrier(2)
-        cold.said.clear()
-        worker.apply()
-        assert cold.said == [f"{GROUPS} ranges", "rows"]
-        assert cold.rows() == 2
-        again = Worker(cold)
-        again.store.restore(Epoch(2), [], Epoch(2))
-        assert again.rows() == {(10, 3): 2, (20, 1): 2}
-
-    def test_does_not_delete_keys_that_a_range_erases(self) -> None:
-        cold = Written()
-        worker = Worker(cold)
-        worker.put(1, *((10, user) for user in range(50)))
-        worker.barrier(1)
-        worker.expire(10)
-        worker.barrier(2)
-        assert worker.store.lag.bytes == 0
-        worker.apply()
-        assert cold.said == [f"{GROUPS} ranges"]
-
-    def test_repeats_ranges_that_were_refused(self) -> None:
-        cold = Written()
-        worker = Worker(cold)
-        worker.put(1, (10, 1), (20, 1))
-        worker.barrier(1)
-        worker.apply()
-        worker.expire(10)
-        worker.barrier(2)
-        cold.refuses = True
-        with pytest.raises(Unavailable):
-            worker.apply()
-        cold.refuses = False
-        worker.apply()
-        assert cold.rows() == 1 and worker.store.applied == 2
-
-    def test_rows_that_the_cold_store_still_has_are_not_read_again(self) -> None:
-        cold = MemoryKeyValue()
-        first = Worker(cold)
-        first.put(1, *((10, user) for user in range(50)), (20, 1))
-        first.barrier(1)
-        first.apply()
-        first.expire(10)
-        first.barrier(2)
-        second = Worker(cold)
-        second.store.restore(Epoch(2), [first.segments[2]], Epoch(1))
-        assert second.store.get_committed(1, (10, 7)) is None
-        assert second.table.is_present(second.table.slots(keys((10, 7), (20, 1)))).tolist() == [False, True]
-        assert second.rows() == {(20, 1): 1}
-
-    def test_slots_that_were_freed_before_do_not_come_back(self) -> None:
-        worker = Worker(MemoryKeyValue())
-        worker.put(1, *((10, user) for user in range(50)), (20, 1))
-        worker.barrier(1)
-        worker.apply()
-        worker.expire(10)
-        worker.barrier(2)
-        worker.table.drop_vacant()
-        worker.table.drop_vacant()
-        assert worker.rows() == {(20, 1): 1}
-        worker.apply()
-        worker.table.drop_vacant()
-        assert worker.rows() == {(20, 1): 1}
-
-    def test_still_deletes_a_key_that_was_deleted_before_and_came_and_expired_since(self) -> None:
-        cold = Written()
-        worker = Worker(cold)
-        worker.put(1, (10, 1))
-        worker.barrier(1)
-        worker.apply()
-        worker.table.delete(worker.table.slots(keys((10, 1))))
-        worker.barrier(2)
-        worker.put(1, (10, 1))
-        worker.expire(10)
-        assert len(worker.barrier(3)) == 0
-        worker.apply()
-        assert cold.rows() == 0
-
-    @pytest.mark.parametrize("survived", range(4))
-    def test_that_was_killed_anywhere_is_completed_by_the_segments(self, survived: int) -> None:
-        cold = MemoryKeyValue()
-        worker = Worker(cold)
-        worker.put(1, (10, 1), (10, 2), (20, 1))
-        worker.barrier(1)
-        worker.apply()
-        cold.flush()
-        worker.expire(10)
-        worker.put(5, (10, 2))
-        worker.barrier(2)
-        worker.apply()
-        assert cold.unflushed == 4  # marker, ranges, rows, marker
-        left = cold.after_kill(survived)
-        again = Worker(left)
-        again.store.restore(Epoch(2), [worker.segments[2]], Epoch(1))
-        assert again.rows() == {(10, 2): 5, (20, 1): 1}
-        again.apply()
-        third = Worker(left)
-        third.store.restore(Epoch(2), [], Epoch(2))
-        assert third.rows() == {(10, 2): 5, (20, 1): 1}

@@ -11,20 +11,17 @@ import pytest
 from cramped import CrampedState
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, precondition, rule
-from killed_worker import KilledWorker, OnRocks
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from merged_pieces import compact
 
-from holdfast.model import Cut, Epoch, Generation, JobUuid, Timeline, WorkerId
-from holdfast.ports import KeyValue
+from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.state import blocks, changelog, packing
 from holdfast.state.changelog import SegmentHeader, seal
-from holdfast.state.evolution import declaration
 from holdfast.state.keys.batch import Keys, KeyType
-from holdfast.state.marker import read_marker, usable
 from holdfast.state.store import Identity, Piece, StateStore
 from holdfast.state.tables import indexed
 from holdfast.state.tables.expiry import NOTHING, Through, covered
+from holdfast.state.tables.slab import PLAIN, Memory
 from holdfast.state.tables.table import ColumnSpec, Table, TableSpec
 
 pytestmark = pytest.mark.thorough
@@ -68,10 +65,6 @@ class Stored(NamedTuple):
     data: bytes
 
 
-def cut(epoch: Epoch) -> Cut:
-    return Cut(epoch, f"manifest of {epoch}" if epoch else "")
-
-
 def keys_of(rows: list[Row]) -> Keys:
     ends, users = zip(*rows, strict=True)
     return KEY.encode([pa.array(ends, pa.int64()).view(KEY.types[0]), pa.array(users, pa.utf8())])
@@ -88,8 +81,10 @@ def header(epoch: Epoch, follows: Epoch) -> SegmentHeader:
     return SegmentHeader(JOB, Generation(1), Timeline(1), epoch, follows, WORKER)
 
 
-class ExpiringWorker(KilledWorker):
+class ExpiringWorker(RuleBasedStateMachine):
     """One worker's windows."""
+
+    tables_memory: Memory = PLAIN
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,8 +95,11 @@ class ExpiringWorker(KilledWorker):
 
     @initialize()
     def start(self) -> None:
-        self.cold = self.new_cold()
-        self.store = StateStore(IDENTITY, [SPEC], GROUPS, WHOLE, self.cold, self.tables_memory)
+        self.store = StateStore(IDENTITY, [SPEC], GROUPS, WHOLE, self.tables_memory)
+
+    @property
+    def head(self) -> Epoch:
+        return max(self.completed)
 
     @rule(rows=rows_given, again=st.booleans())
     def put(self, rows: list[Row], again: bool) -> None:
@@ -163,7 +161,6 @@ class ExpiringWorker(KilledWorker):
             self.completed[epoch] = frozen
             if announced:
                 self.store.commit(epoch)
-                self.store.completed(cut(epoch))
 
     @rule(rows=rows_given, given=bounds, later=rows_given, completes=st.sampled_from([True, True, False]))
     def epoch(self, rows: list[Row], given: list[int], later: list[Row], completes: bool) -> None:
@@ -196,38 +193,23 @@ class ExpiringWorker(KilledWorker):
 
     @rule()
     def restore_from_segments(self) -> None:
-        assert rows_in(self.restored(None, WHOLE).table(1)) == self.completed[self.head]
+        assert rows_in(self.restored(WHOLE).table(1)) == self.completed[self.head]
 
-    @rule(survived=st.floats(0, 1))
-    def kill(self, survived: float) -> None:
-        self.cold = self.killed_cold(survived)
-        self.store = self.restored(self.cold, WHOLE)
+    @rule()
+    def kill(self) -> None:
+        self.store = self.restored(WHOLE)
         self.working = dict(self.completed[self.head])
         self.list_present()
 
-    @rule(cut=st.integers(0, GROUPS), kept=st.booleans())
-    def rescale(self, cut: int, kept: bool) -> None:
-        """Another key-group split, one part of it over what the folder holds, gives the same rows together."""
-        left = self.killed_cold(1.0)
-        parts = [self.restored(left if kept else None, (0, cut)), self.restored(None, (cut, GROUPS))]
-        found = [rows_in(part.table(1)) for part in parts]
-        assert {**found[0], **found[1]} == self.completed[self.head]
-        self.cold = left
-        self.store = self.restored(left, WHOLE)
-        self.working = dict(self.completed[self.head])
+    @rule(cut=st.integers(0, GROUPS))
+    def rescale(self, cut: int) -> None:
+        """Another key-group split gives the same rows together."""
+        parts = [rows_in(self.restored(owned).table(1)) for owned in ((0, cut), (cut, GROUPS))]
+        assert {**parts[0], **parts[1]} == self.completed[self.head]
 
-    def restored(self, cold: KeyValue | None, owned: tuple[int, int]) -> StateStore:
-        """Restore as runtime/worker/compaction.py does: no folder below a base that is newer."""
-        marker = None if cold is None else read_marker(cold)
-        lineage = {epoch: cut(epoch).manifest for epoch in self.completed}
-        base = usable(marker, JOB, lineage, self.head, owned, {SPEC.operator: declaration(SPEC)})
-        applied = marker.applied if base is not None and marker is not None else None
-        if applied is not None and any(not part.follows and part.epoch > applied for part in self.segments):
-            applied = None
-        pieces = [Piece(part.data, owned) for part in self.segments]
-        store = StateStore(IDENTITY, [SPEC], GROUPS, owned, cold, self.tables_memory)
-        store.restore(self.head, pieces, applied, None if applied is None else base)
-        store.completed(cut(self.head))
+    def restored(self, owned: tuple[int, int]) -> StateStore:
+        store = StateStore(IDENTITY, [SPEC], GROUPS, owned, self.tables_memory)
+        store.restore(self.head, [Piece(part.data, owned) for part in self.segments])
         return store
 
     @rule()
@@ -239,20 +221,12 @@ class ExpiringWorker(KilledWorker):
             self.list_present()
 
 
-class ExpiringWorkerOnRocks(OnRocks, ExpiringWorker):
-    """The same over RocksDB."""
-
-
 class CrampedExpiringWorker(CrampedState, ExpiringWorker):
     """The same in tables that are larger than their budget."""
 
 
 TestExpiringWorker = ExpiringWorker.TestCase
 TestExpiringWorker.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
-TestExpiringWorkerOnRocks = ExpiringWorkerOnRocks.TestCase
-TestExpiringWorkerOnRocks.settings = settings(
-    max_examples=10, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
 TestCrampedExpiringWorker = CrampedExpiringWorker.TestCase
 TestCrampedExpiringWorker.settings = settings(
     max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]

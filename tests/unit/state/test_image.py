@@ -1,4 +1,4 @@
-"""Images: what a task leaves of its tables on the machine, against dictionaries."""
+"""Images: the tables of a store as files, against dictionaries."""
 
 from __future__ import annotations
 
@@ -8,26 +8,29 @@ import random
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from msgspec import structs
 from open_files import open_below
 
+from holdfast.errors import LocalDamaged
 from holdfast.model import Cut, Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.state.changelog import SegmentHeader, seal
 from holdfast.state.evolution import declaration
 from holdfast.state.keys.batch import KeyType
-from holdfast.state.local.image import Held, Image, Wanted, create, find
+from holdfast.state.local import image as images
+from holdfast.state.local.image import Head, Held, Image, Wanted, create, find
 from holdfast.state.paging.area import REGION_BYTES
 from holdfast.state.paging.mapped import MappedFiles
 from holdfast.state.paging.private import PrivateFiles
 from holdfast.state.paging.swap import resident_bytes
 from holdfast.state.store import Identity, StateStore
-from holdfast.state.tables.slab import UNLIMITED
+from holdfast.state.tables.slab import PLAIN, UNLIMITED
 from holdfast.state.tables.spec import ColumnSpec, TableSpec
 
 JOB, GROUPS = JobUuid("7" * 32), 8
@@ -84,21 +87,32 @@ class Job:
         image.limits = self.limits
         memory = image.private()
         self.memories.append(memory)
-        store = StateStore(IDENTITY, SPECS, GROUPS, ALL, None, memory)
+        store = StateStore(IDENTITY, SPECS, GROUPS, ALL, memory)
         image.load(store, memory)
         return image, store
 
-    def bring_up(self, image: Image) -> None:
+    def bring_up(self, image: Image, *, hashed: bool = False) -> None:
         head, memory = image.head, image.begin()
-        store = StateStore(IDENTITY, SPECS, GROUPS, ALL, None, memory)
+        store = StateStore(IDENTITY, SPECS, GROUPS, ALL, memory)
         if head is None:
             self.restored += 1
-            store.restore(Epoch(self.epoch), self.segments.values(), None)
+            store.restore(Epoch(self.epoch), self.segments.values())
         else:
             image.load(store, memory)
             store.follow(Epoch(self.epoch), [s for at, s in self.segments.items() if at > head.cut.epoch])
         store.drop_vacant()
-        image.finish(store, memory, wanted(self.epoch))
+        image.finish(store, memory, wanted(self.epoch), hashed=hashed)
+
+    def renew(self, before: Image | None) -> Image:
+        """Make an image as of the last epoch of the one before, as a worker does, and remove that."""
+        self.folder.mkdir(exist_ok=True)
+        image = create(self.folder, wanted(self.epoch))
+        if before is not None:
+            image.copy(before)
+        self.bring_up(image, hashed=True)
+        if before is not None:
+            before.remove()
+        return image
 
     def change(self, store: StateStore, keys: int) -> Rows:
         """Write and delete some keys; return the rows that there are then."""
@@ -231,6 +245,21 @@ class TestAnImage:
         assert rows_of(store) == job.rows and job.restored == 2
         image.release()
 
+    def test_is_read_after_a_column_was_renamed(self, tmp_path: Path) -> None:
+        job = Job(tmp_path / "images", random.Random(0))
+        worker = StateStore(IDENTITY, SPECS, GROUPS, ALL)
+        job.close(worker, job.change(worker, 40))
+        image, _ = job.open()
+        renamed = replace(COUNTS, columns=(ColumnSpec("m", np.dtype(np.int64), id="n"),))
+        assert declaration(renamed) == declaration(COUNTS)
+        store = StateStore(IDENTITY, (renamed, NAMES), GROUPS, ALL)
+        image.load(store, image.private())
+        table = store.table(1)
+        slots = table.present()
+        found = zip(table.key_columns(slots)[0].to_pylist(), table.values("m", slots).tolist(), strict=True)
+        assert dict(found) == {key: n for key, (n,) in job.rows[1].items()}
+        image.release()
+
     @pytest.mark.parametrize("later", [wanted(2, (0, 4)), wanted(2, ALL, (NAMES,))], ids=["key groups", "operators"])
     def test_that_no_task_can_use_any_more_is_removed(self, tmp_path: Path, later: Wanted) -> None:
         job = Job(tmp_path / "images", random.Random(0))
@@ -258,11 +287,143 @@ def create_folder(job: Job, state: Wanted) -> Path:
     job.folder.mkdir(exist_ok=True)
     image = create(job.folder, state)
     memory = image.begin()
-    store = StateStore(IDENTITY, SPECS, GROUPS, state.key_groups, None, memory)
-    store.restore(state.base.epoch, [], None)
+    store = StateStore(IDENTITY, SPECS, GROUPS, state.key_groups, memory)
+    store.restore(state.base.epoch, [])
     image.finish(store, memory, state)
     image.release()
     return image.path
+
+
+class TestACopyOfAnImage:
+    @pytest.mark.parametrize("seed", range(4))
+    def test_follows_the_segments_and_is_read_as_what_they_say(self, tmp_path: Path, seed: int) -> None:
+        """Image, copy, segments, copy, segments: whatever it is built of, and in whatever memory it is read."""
+        job = Job(tmp_path / "images", random.Random(seed))
+        worker = StateStore(IDENTITY, SPECS, GROUPS, ALL)
+        image: Image | None = None
+        for _ in range(12):
+            for _ in range(job.rng.randrange(1, 4)):
+                job.close(worker, job.change(worker, 3_000 if seed % 2 else 60))
+            image = job.renew(image)
+            for memory in (PLAIN, image.private()):
+                store = StateStore(IDENTITY, SPECS, GROUPS, ALL, memory)
+                image.read(store, memory)
+                assert rows_of(store) == job.rows and store.committed_through == job.epoch
+        assert image is not None and job.restored == 1 and list(job.folder.iterdir()) == [image.path]
+        image.release()
+        found, _ = find(job.folder, wanted(job.epoch))
+        assert found is not None and found.head == image.head
+
+    def test_has_the_content_of_its_source_which_stays_as_it_was(self, tmp_path: Path) -> None:
+        def files() -> dict[str, tuple[int, int]]:
+            return {path.name: (path.stat().st_size, path.stat().st_mtime_ns) for path in source.path.iterdir()}
+
+        job = Job(tmp_path / "images", random.Random(0))
+        worker = StateStore(IDENTITY, SPECS, GROUPS, ALL)
+        job.close(worker, job.change(worker, 3_000))
+        source = job.renew(None)
+        (source.path / "swap-of-a-table-that-maps-it").touch()
+        before, head = files(), source.head
+        made = create(job.folder, wanted(1))
+        made.copy(source)
+        made.verify()
+        assert head is not None and {path.name for path in made.path.iterdir()} == head.files | {"lock"}
+        job.close(worker, job.change(worker, 3_000))
+        job.bring_up(made)
+        source.verify()
+        assert (files(), source.head) == (before, head)
+        made.release()
+        source.release()
+
+    def test_takes_no_room_for_holes(self, tmp_path: Path) -> None:
+        memory = MappedFiles(tmp_path)
+        room = memory.room(np.dtype(np.int64), 1 << 24)
+        memory.use(room, 1 << 14)[:] = 7
+        name = memory.file_of(room)
+        with open(tmp_path / name, "r+b") as file:  # data, a hole, data, a hole
+            file.seek(64 << 20)
+            file.write(b"behind a hole")
+        images._copy(tmp_path / name, tmp_path / "copy")
+        given, made = os.stat(tmp_path / name), os.stat(tmp_path / "copy")
+        assert (tmp_path / "copy").read_bytes() == (tmp_path / name).read_bytes()
+        assert made.st_size == given.st_size and made.st_blocks * 512 < 1 << 20
+        (tmp_path / "holes").touch()
+        os.truncate(tmp_path / "holes", 1 << 30)
+        images._copy(tmp_path / "holes", tmp_path / "as empty")
+        empty = os.stat(tmp_path / "as empty")
+        assert (empty.st_size, empty.st_blocks) == (1 << 30, 0)
+        memory.close()
+
+
+class TestDamage:
+    @pytest.fixture
+    def image(self, tmp_path: Path) -> Image:
+        """An image with files of their own and small arrays, with hashes."""
+        job = Job(tmp_path / "images", random.Random(0))
+        worker = StateStore(IDENTITY, SPECS, GROUPS, ALL)
+        job.close(worker, job.change(worker, 3_000))
+        return job.renew(None)
+
+    def test_of_any_file_is_found_and_the_image_not_read(self, image: Image) -> None:
+        assert image.head is not None
+        image.verify()
+        arrays = [array for table in image.head.tables.values() for array in table.arrays.values() if array.size]
+        assert {array.file for array in arrays} > {""} and all(array.hash for array in arrays)
+        chance = random.Random(1)
+        for array in arrays:
+            size = array.size * np.dtype(array.dtype).itemsize
+            for at in (0, size - 1, *(chance.randrange(size) for _ in range(8))):
+                with open(image.path / (array.file or image.head.small), "r+b") as file:
+                    where, bit = array.offset + at, 1 << chance.randrange(8)
+                    was = os.pread(file.fileno(), 1, where)
+                    os.pwrite(file.fileno(), bytes([was[0] ^ bit]), where)
+                    with pytest.raises(LocalDamaged):
+                        image.read(StateStore(IDENTITY, SPECS, GROUPS, ALL), PLAIN)
+                    os.pwrite(file.fileno(), was, where)
+        image.verify()
+
+    @pytest.mark.parametrize("missing", [False, True])
+    def test_that_made_a_file_shorter_is_found_also_where_it_is_mapped(self, image: Image, missing: bool) -> None:
+        assert image.head is not None
+        for name in image.head.files:
+            whole = (image.path / name).rename(image.path / "aside")
+            if not missing:
+                (image.path / name).write_bytes(bytes(8))
+            with pytest.raises(LocalDamaged):
+                image.verify()
+            memory = image.private()
+            with pytest.raises((LocalDamaged, OSError)):
+                image.load(StateStore(IDENTITY, SPECS, GROUPS, ALL, memory), memory)
+            whole.rename(image.path / name)
+        image.verify()
+
+
+class TestContinuing:
+    """An image is used by state that builds on its epoch, or on the base object with its rows."""
+
+    def test_is_by_lineage_or_by_the_content_of_a_base(self) -> None:
+        given = wanted(3)
+        head = Head(JOB, cut(2), ALL, dict(given.declared), "layout", "small", {}, content="hash")
+        assert given.continues(head) and given.continues(structs.replace(head, cut=cut(3)))
+        other = replace(given, lineage={Epoch(2): "another", Epoch(3): "manifest 3"})
+        assert not other.continues(head)
+        assert replace(other, content="hash").continues(head)
+        assert not replace(other, content="another").continues(head)
+        assert not other.continues(structs.replace(head, content="")), "two that are not known are not the same"
+        unnamed = structs.replace(head, cut=Cut(Epoch(2), ""), content="")
+        assert not replace(given, lineage={}).continues(unnamed)
+        assert not replace(given, base=Cut(Epoch(2), "")).continues(unnamed)
+        assert not given.continues(structs.replace(head, cut=cut(4), content="")), "it is ahead"
+
+    def test_finds_an_image_by_the_base_that_it_was_made_of(self, tmp_path: Path) -> None:
+        job = Job(tmp_path / "images", random.Random(0))
+        job.close(StateStore(IDENTITY, SPECS, GROUPS, ALL), job.rows)
+        path = create_folder(job, replace(wanted(1), content="hash"))
+        rewound = replace(wanted(4), lineage={Epoch(4): "manifest 4"}, content="hash")
+        image, _ = find(job.folder, rewound)
+        assert image is not None and image.path == path and image.head is not None and image.head.content == "hash"
+        image.release()
+        assert find(job.folder, replace(rewound, content="another")) == (None, Held.NO) and not path.exists()
 
 
 class TestLocks:

@@ -87,33 +87,6 @@ def _array(column: Row, kind: pa.DataType) -> pa.Array:
     return pa.array(column, pa.int64()).view(kind) if pa.types.is_timestamp(kind) else pa.array(column, kind)
 
 
-class Rows:
-    """A cold store in a dictionary of canonical keys."""
-
-    def __init__(self, kind: KeyType) -> None:
-        self.kind, self.rows, self.incomplete = kind, dict[bytes, Row](), True
-
-    @property
-    def complete(self) -> bool:
-        return not self.incomplete
-
-    def fetch(self, keys: Keys) -> tuple[Any, Columns]:
-        stored = [self.rows.get(key) if self.incomplete else None for key in keys.canonical().to_pylist()]
-        found = [row for row, values in enumerate(stored) if values is not None]
-        return np.array(found, np.int64), self._columns([stored[row] or () for row in found])
-
-    def scan_for(self, keys: Keys) -> list[tuple[Keys, Columns]]:
-        return self.scan_rest() if len(keys) > 8 and self.incomplete else []
-
-    def scan_rest(self, rows_max: int | None = None) -> list[tuple[Keys, Columns]]:
-        self.incomplete = False
-        keys = self.kind.from_canonical(pa.array(list(self.rows), pa.large_binary()))
-        return [(keys, self._columns(list(self.rows.values())))] if self.rows else []
-
-    def _columns(self, rows: list[Row]) -> Columns:
-        return {column.name: values_of(column, [row[i] for row in rows]) for i, column in enumerate(COLUMNS)}
-
-
 def values_of(column: ColumnSpec, values: list[Any]) -> Values:
     return np.array(values, column.dtype) if column.plain else pa.array(values, column.arrow)
 
@@ -153,16 +126,11 @@ class Tables(RuleBasedStateMachine):
 
         self.patched.setattr(placing, "UNIT_BITS", UNIT_BITS)
 
-    @initialize(
-        kind=st.sampled_from(sorted(KINDS)), mask=st.sampled_from([0, 3, -1]), cold=st.booleans(), memory=MEMORIES
-    )
-    def start(self, kind: str, mask: int, cold: bool, memory: Memory) -> None:
+    @initialize(kind=st.sampled_from(sorted(KINDS)), mask=st.sampled_from([0, 3, -1]), memory=MEMORIES)
+    def start(self, kind: str, mask: int, memory: Memory) -> None:
         self.kind = KINDS[kind]
-        self.cold = cold
-        self.stores = (Rows(self.kind), Rows(self.kind))
-        spec, (one, two) = TableSpec(1, kind, self.kind, COLUMNS), self.stores
-        self.table = Table(spec, GROUPS, one if cold else None, keep_unapplied=cold, memory=memory)
-        self.oracle = NumpyTable(spec, GROUPS, two if cold else None, keep_unapplied=cold)
+        spec = TableSpec(1, kind, self.kind, COLUMNS)
+        self.table, self.oracle = Table(spec, GROUPS, memory=memory), NumpyTable(spec, GROUPS)
         self.table._control[Control.MASK] &= mask
         self.mask = int(self.table._control[Control.MASK])
         self.steps = self.table.program(
@@ -177,16 +145,18 @@ class Tables(RuleBasedStateMachine):
 
     numbers = st.lists(st.integers(0, 40), min_size=1, max_size=30)
 
-    @rule(numbers=numbers, values=st.lists(st.one_of(st.none(), st.integers(-300, 300)), min_size=30, max_size=30))
-    def fold(self, numbers: list[int], values: list[int | None]) -> None:
+    values = st.lists(st.one_of(st.none(), st.integers(-300, 300)), min_size=30, max_size=30)
+
+    @rule(numbers=numbers, values=values, at_slots=st.booleans())
+    def fold(self, numbers: list[int], values: list[int | None], at_slots: bool) -> None:
         keys, low = encoded(self.kind, numbers), pa.array(values[: len(numbers)], pa.int16())
         whole = low.fill_null(-999).to_numpy().astype(np.int64)
         kept = [Input(whole, low), Input(whole.astype(np.float64), low), Input(np.ones_like(whole)), Input(None)]
         inputs = sources_of(kept)
-        if self.table.complete:
-            self.table.fold(keys, self.steps, inputs)
-        else:
+        if at_slots:
             self.table.fold_at(self.table.slots(keys), self.steps, inputs)
+        else:
+            self.table.fold(keys, self.steps, inputs)
         slots, rows = self.oracle.slots(keys), np.flatnonzero(low.is_valid().to_numpy(zero_copy_only=False))
         given = low.fill_null(0).to_numpy()[rows]
         np.add.at(self.oracle.column("n"), slots, 1)
@@ -302,34 +272,6 @@ class Tables(RuleBasedStateMachine):
             self.counts.pop(key, None)
             self.counts |= {key: 7} if there else {}
         self.committed = dict(self.counts)
-
-    @precondition(lambda self: self.cold)
-    @rule(rows_max=st.integers(1, 50))
-    def apply(self, rows_max: int) -> None:
-        everything = rows_max >= 40
-        for table, store in zip(self.both, self.stores, strict=True):
-            self.apply_some(table, store, rows_max)
-            while everything and table.behind:
-                self.apply_some(table, store, rows_max)
-        if everything:  # else the order of slots, which differs, decides which rows were written
-            one, two = ({key: tuple(map(_comparable, row)) for key, row in store.rows.items()} for store in self.stores)
-            assert one == two
-            assert {key: row[0] for key, row in one.items()} == self.committed
-
-    def apply_some(self, table: Any, store: Rows, rows_max: int) -> None:
-        if table.unapplied_ranges is not None:
-            keys = self.kind.from_canonical(pa.array(list(store.rows), pa.large_binary()))
-            bounds = table.unapplied_ranges[keys.key_groups(GROUPS)]
-            stays = (keys.leading() > bounds) | (bounds == -(1 << 63))
-            store.rows = {key: row for (key, row), stay in zip(store.rows.items(), stays.tolist(), strict=True) if stay}
-            table.applied_ranges()
-            return
-        slots, keys, exist, columns = table.unapplied(rows_max)
-        rows = zip(*(columns[column.name].tolist() for column in COLUMNS), strict=True)
-        for key, there, row in zip(keys.canonical().to_pylist(), exist.tolist(), rows, strict=True):
-            store.rows.pop(key, None)
-            store.rows |= {key: row} if there else {}
-        table.applied(slots)
 
     @rule()
     def drop_vacant(self) -> None:

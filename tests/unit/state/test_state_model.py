@@ -1,4 +1,4 @@
-"""Tables, store, changelog and cold store together, against dictionaries that cannot be wrong."""
+"""Tables, store and changelog together, against dictionaries that cannot be wrong."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from cramped import CrampedState
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
-from killed_worker import OnRocks, RewoundWorker
+from killed_worker import RewoundWorker
 
 from holdfast.model import Epoch
-from holdfast.ports import KeyValue
 from holdfast.state import blocks, changelog, packing
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.tables.table import ColumnSpec, TableSpec
@@ -156,18 +155,8 @@ class OneWorker(RewoundWorker):
         self.roll_back()
         self.look(operator, picked)
 
-    @rule(rows_max=st.integers(1, 30))
-    def warm(self, rows_max: int) -> None:
-        before = self.store.cold_share
-        more = self.store.warm(rows_max)
-        assert more or before == 0.0
-        assert self.store.cold_share <= before
-
-    @rule(thoroughly=st.booleans())
-    def drop_vacant(self, thoroughly: bool) -> None:
-        if thoroughly:
-            while self.store.apply():
-                pass
+    @rule()
+    def drop_vacant(self) -> None:
         for operator in SPECS:
             self.store.table(operator).drop_vacant()
 
@@ -181,7 +170,7 @@ class OneWorker(RewoundWorker):
 
     @invariant()
     def commits_stay_behind_the_head(self) -> None:
-        assert not hasattr(self, "store") or self.store.applied <= self.store.committed_through <= self.head
+        assert not hasattr(self, "store") or self.store.committed_through <= self.head
 
     def teardown(self) -> None:
         if not hasattr(self, "store"):
@@ -190,30 +179,12 @@ class OneWorker(RewoundWorker):
             self.list_present(operator)
 
 
-class OneWorkerWithoutColdStore(OneWorker):
-    def new_cold(self) -> KeyValue | None:
-        return None
-
-    def killed_cold(self, survived: float) -> KeyValue | None:
-        return None
-
-
-class OneWorkerOnRocks(OnRocks, OneWorker):
-    """The same over RocksDB."""
-
-
 class CrampedOneWorker(CrampedState, OneWorker):
     """The same in tables that are larger than their budget."""
 
 
 TestOneWorker = OneWorker.TestCase
 TestOneWorker.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
-TestOneWorkerWithoutColdStore = OneWorkerWithoutColdStore.TestCase
-TestOneWorkerWithoutColdStore.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
-TestOneWorkerOnRocks = OneWorkerOnRocks.TestCase
-TestOneWorkerOnRocks.settings = settings(
-    max_examples=15, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
 TestCrampedOneWorker = CrampedOneWorker.TestCase
 TestCrampedOneWorker.settings = settings(
     max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]

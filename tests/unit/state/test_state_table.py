@@ -12,8 +12,7 @@ from holdfast.errors import ConfigError
 from holdfast.model import Epoch
 from holdfast.state.keys.batch import Keys, KeyType
 from holdfast.state.tables.delta import Delta
-from holdfast.state.tables.slab import Rows
-from holdfast.state.tables.table import Columns, ColumnSpec, Table, TableSpec
+from holdfast.state.tables.table import ColumnSpec, Table, TableSpec
 
 KEY = KeyType(("k",), (pa.int64(),))
 SPEC = TableSpec(1, "counts", KEY, (ColumnSpec("count", np.dtype(np.int64)), ColumnSpec("low", np.dtype(float), 9.5)))
@@ -44,32 +43,6 @@ def rows_of(delta: Delta) -> dict[int, int | None]:
     assert delta.keys.ints is not None
     values = zip(delta.keys.ints.tolist(), delta.puts.tolist(), delta.columns["count"].tolist(), strict=True)
     return {key: value if put else None for key, put, value in values}
-
-
-class Refusing:
-    """A cold store that must not be asked anything once it is closed."""
-
-    def __init__(self) -> None:
-        self.closed = False
-
-    @property
-    def complete(self) -> bool:
-        return False
-
-    @property
-    def incomplete(self) -> int:
-        return 1
-
-    def fetch(self, keys: Keys) -> tuple[Rows, Columns]:
-        assert not self.closed
-        return np.empty(0, np.int64), {"count": np.empty(0, np.int64), "low": np.empty(0)}
-
-    def scan_for(self, keys: Keys) -> list[tuple[Keys, Columns]]:
-        assert not self.closed
-        return []
-
-    def scan_rest(self, rows_max: int | None = None) -> list[tuple[Keys, Columns]]:
-        raise AssertionError
 
 
 @pytest.fixture
@@ -252,15 +225,6 @@ class TestRollBack:
         assert not table.roll_back(NONE)
         assert not table.roll_back(THREE)
         assert counts(table, 5) == [2]
-
-    def test_reads_and_writes_no_file(self) -> None:
-        loader = Refusing()
-        table = Table(SPEC, 128, loader, keep_unapplied=True)
-        count(table, *range(100))
-        table.freeze(ONE, NONE)
-        count(table, *range(50, 150))
-        loader.closed = True
-        assert table.roll_back(ONE)
 
     def test_goes_on_counting_afterwards(self, table: Table) -> None:
         count(table, 5)

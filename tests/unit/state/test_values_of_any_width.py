@@ -1,4 +1,4 @@
-"""State values that may be null, text or bytes: in tables, cold store and segments, and under another declaration."""
+"""State values that may be null, text or bytes: in tables, rows and segments, and under another declaration."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ import pytest
 from merged_pieces import compact
 
 from holdfast.errors import ConfigError, Damaged, JobFailed
-from holdfast.model import Cut, Epoch, Generation, JobUuid, Timeline, WorkerId
-from holdfast.state import blocks, cold
+from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
+from holdfast.state import blocks, row_bytes
 from holdfast.state.changelog import SegmentHeader, opened, seal, unseal
 from holdfast.state.evolution import adapted, by_name, declaration
 from holdfast.state.keys.batch import Keys, KeyType
-from holdfast.state.local.memory import MemoryKeyValue
 from holdfast.state.store import Identity, StateStore
-from holdfast.state.tables import indexed, records, table
+from holdfast.state.tables import indexed, records
 from holdfast.state.tables.spec import ColumnSpec, TableSpec, column_of_type
 from holdfast.state.tables.table import Table
 
@@ -53,9 +52,9 @@ def rows_of(of: Table, *numbers: int) -> list[Row]:
     return list(zip(*columns, strict=True))
 
 
-def store_of(kept: MemoryKeyValue | None = None, spec: TableSpec = SPEC) -> StateStore:
+def store_of(spec: TableSpec = SPEC) -> StateStore:
     identity = Identity(JOB, Generation(1), Timeline(1), WorkerId("w"))
-    return StateStore(identity, [spec], GROUPS, (0, GROUPS), kept)
+    return StateStore(identity, [spec], GROUPS, (0, GROUPS))
 
 
 def header(epoch: int, follows: int) -> SegmentHeader:
@@ -162,7 +161,7 @@ class TestTheArena:
         assert rows_of(of, 1, 2, 3, 8, 9) == [*kept, ABSENT, ABSENT]
 
     def test_gives_back_the_bytes_of_dropped_keys(self) -> None:
-        store = store_of(MemoryKeyValue())
+        store = store_of()
         write(store.table(1), {k: (k, "t" * 400, b"", None, None) for k in range(50)})
         store.freeze(1, Epoch(1), Epoch(0))
         store.commit(Epoch(1))
@@ -170,8 +169,6 @@ class TestTheArena:
         table.delete(table.slots(keys(*range(1, 50))))
         store.freeze(1, Epoch(2), Epoch(1))
         store.commit(Epoch(2))
-        while store.apply():
-            pass
         table.drop_vacant()
         assert len(table) == 1 and table._bytes is not None and table._bytes.used < 1_000
         assert rows_of(table, 0) == [(0, "t" * 400, b"", None, None)]
@@ -204,48 +201,19 @@ class TestSizes:
         assert len(of) == 0
 
 
-class TestTheColdStore:
-    def test_gives_back_what_was_applied(self) -> None:
-        kept = MemoryKeyValue()
-        store = store_of(kept)
-        write(store.table(1), {1: ONE, 2: TWO, 3: LONG})
-        store.freeze(1, Epoch(1), Epoch(0))
-        store.commit(Epoch(1))
-        store.completed(Cut(Epoch(1), "m"))
-        while store.apply():
-            pass
-        again = store_of(kept)
-        again.restore(Epoch(1), [], Epoch(1))
-        assert again.get_committed(1, (3,)) == dict(zip(("n", "note", "blob", "size", "sure"), LONG, strict=True))
-        assert rows_of(again.table(1), 3, 2, 1, 8) == [LONG, TWO, ONE, ABSENT]
-        assert len(again.table(1).present()) == 3
-
-    def test_gets_a_bounded_number_of_bytes_at_a_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(table, "APPLIED_BYTES_MAX", 1_000)
-        of = Table(SPEC, GROUPS, keep_unapplied=True)
-        write(of, {k: (k, "t" * size, b"", None, None) for k, size in enumerate([400, 400, 400, 5_000, 1])})
-        of.freeze(Epoch(1), Epoch(0))
-        of.commit(Epoch(1))
-        given = []
-        while of.behind:
-            slots, _, _, columns = of.unapplied(100)
-            given.append([len(text) for text in columns["note"].to_pylist()])
-            of.applied(slots)
-        assert sorted(size for sizes in given for size in sizes) == [1, 400, 400, 400, 5_000]
-        assert all(sum(sizes) <= 1_000 or len(sizes) == 1 for sizes in given) and len(given) < 5
-
+class TestRowsAsBytes:
     @pytest.mark.parametrize("spec", [SPEC, TableSpec(1, "s", KEY, (COUNT, SIZE))], ids=["varying", "nullable"])
-    def test_refuses_rows_of_another_form(self, spec: TableSpec) -> None:
+    def test_of_another_form_are_refused(self, spec: TableSpec) -> None:
         of = Table(spec, GROUPS)
         of.touch(of.slots(keys(1)))
         of.freeze(Epoch(1), Epoch(0))
-        [row] = cold.row_values(spec, of.delta(Epoch(1)).whole().columns, 1)
-        assert len(cold.columns_of(spec, [row])["n"]) == 1
+        [row] = row_bytes.row_values(spec, of.delta(Epoch(1)).whole().columns, 1)
+        assert len(row_bytes.columns_of(spec, [row])["n"]) == 1
         plain = TableSpec(1, "p", KEY, (COUNT,))
-        [other] = cold.row_values(plain, {"n": np.array([1])}, 1)
+        [other] = row_bytes.row_values(plain, {"n": np.array([1])}, 1)
         for wrong in (row[:-1], row + b"\x00", b"\x01" + row[1:], other, b""):
             with pytest.raises(Damaged):
-                cold.columns_of(spec, [wrong])
+                row_bytes.columns_of(spec, [wrong])
 
 
 class TestASegment:
@@ -261,7 +229,7 @@ class TestASegment:
             [compact(header(2, 0), [(first, (0, GROUPS)), (second, (0, GROUPS))], [SPEC])],
         ):
             again = store_of()
-            again.restore(Epoch(2), pieces, None)
+            again.restore(Epoch(2), pieces)
             assert rows_of(again.table(1), 1, 2, 3) == [ABSENT, LONG, LONG]
 
     @pytest.mark.parametrize("size", [200, 1])
@@ -304,7 +272,7 @@ def read(data: bytes, spec: TableSpec) -> dict[str, list[Any]]:
     assert delta.keys.ints is not None
     found = by_name(delta.take(np.argsort(delta.keys.ints)), spec).columns
     store = store_of(spec=spec)
-    store.restore(Epoch(1), [data], None)  # what is accepted can be absorbed
+    store.restore(Epoch(1), [data])  # what is accepted can be absorbed
     return {name: values.tolist() for name, values in found.items()}
 
 
@@ -359,7 +327,7 @@ class TestAnotherDeclaration:
             "blob": [b"", b""],
         }
 
-    def test_is_another_one_for_local_folders(self) -> None:
+    def test_is_another_one_for_images(self) -> None:
         columns = [NOTE, *(ColumnSpec("note", kind) for kind in (pa.utf8(), pa.binary(), np.dtype(int)))]
         assert len({declaration(self.spec(column)) for column in columns}) == 4
 
