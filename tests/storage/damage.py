@@ -41,6 +41,10 @@ KINDS = {
     "rocks lock": r"local/.*/LOCK",
     "rocks messages": r"local/.*/LOG(\.old\.\d+)?",
     "rocksdict config": r"local/.*/rocksdict-config\.json",
+    "image head": r"local/.*/images/[^/]+/head",
+    "image lock": r"local/.*/images/[^/]+/lock",
+    "image array": r"local/.*/images/[^/]+/\d+",
+    "image small": r"local/.*/images/[^/]+/small-[0-9a-f]{32}",
     "temporary": r"(root|input|output)/(.*/)?\.tmp-[^/]*",
     "sqlite": r"target/.*",
 }
@@ -214,7 +218,7 @@ def judged(specimen: Path, seed: int, damage: Damage, how: str, mutant: str) -> 
         lines, killed = _life(data, folder, case, 1, Fault(), True, reported)
         over = next((line for line in lines if "over" in line), {"over": "killed" if killed else "lost"})
         read: list[str] = next((line["read"] for line in lines if "read" in line), [])
-        verdict.used = damage.path in read or Path(damage.path).parent.name in [line.get("folder") for line in lines]
+        verdict.used = damage.path in read
         reported += lines
         _put_back(data, damage, before)
         wrong = _checked(data, reported, over["over"] == "well")
@@ -244,6 +248,8 @@ def _judge(verdict: Verdict, over: Mapping[str, Any], wrong: str, swept: list[di
         verdict.outcome, verdict.reported = "loud", str(swept[0]["what"])
     elif not verdict.used:
         verdict.outcome = "not read"
+    elif verdict.kind.startswith("image"):
+        verdict.outcome = "fell back"  # the rows are right, so they did not come from it
     elif verdict.damage.how == "gone":
         verdict.outcome = "made good"  # pending output of an epoch is delivered again
     else:

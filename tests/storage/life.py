@@ -35,6 +35,7 @@ from holdfast.runtime.job import explain, requests, status
 from holdfast.runtime.job.live import Status
 from holdfast.runtime.testing.cluster import Cluster
 from holdfast.runtime.wire.presence import myself
+from holdfast.runtime.worker.local import images
 from holdfast.runtime.worker.local.home import Home
 from holdfast.runtime.worker.local.opened import LocalFolders
 from holdfast.runtime.worker.loop import Limits
@@ -43,6 +44,7 @@ from holdfast.sinks.contract.sink import Sink, Uploader
 from holdfast.sinks.contract.target import Target
 from holdfast.sinks.log.sink import LogSink, LogTarget
 from holdfast.state.local import rocks
+from holdfast.state.paging import mapped
 from holdfast.storage.log.log import LogWriter, create_log, read_meta
 from holdfast.storage.objects import open_objects
 
@@ -52,6 +54,8 @@ PARTITIONS, KEYS, GROUPS, BATCH_STRIDE = 2, 400, 8, 1_000
 PATIENCE_S = 60.0
 """Virtual seconds without progress after which a job counts as stalled."""
 SMALL_BUFFER = 16 << 10
+"""Of RocksDB, and the least bytes of an array in an image that has a file of its own."""
+SMALL_FILE = 1 << 10
 """Write buffer of RocksDB, small enough to cause real flushes and compactions."""
 
 
@@ -119,7 +123,8 @@ class Life:
         self._delivered: set[tuple[object, ...]] = set()
         self._hows: set[str] = set()
         self._problems: set[str] = set()
-        rocks.WRITE_BUFFER_BYTES = SMALL_BUFFER
+        rocks.WRITE_BUFFER_BYTES, mapped.FILE_BYTES_MIN = SMALL_BUFFER, SMALL_FILE
+        images.unfit = lambda folder: ""  # the folder of a case may be in memory
 
     # Input
 
@@ -215,13 +220,11 @@ class Life:
     def leave(self, cluster: _Cluster) -> None:
         """End the workers' processes."""
         for member in cluster.members.values():
-            folder = getattr(member.ports.local, "_folder", None)
-            self._tell({"folder": folder and folder.name})
             member.loop.close()
         self._tell({"ended": msgspec.to_builtins(cluster.driver.outcome)})
 
     def idle(self, cluster: _Cluster) -> None:
-        """Let the cold stores catch up, and the sweep."""
+        """Let the lanes catch up, and the sweep."""
         cluster.pass_time(1.5)
         self._note(cluster)
 

@@ -18,7 +18,7 @@ from holdfast.model import Tag
 from holdfast.runtime.worker import compaction
 from holdfast.sinks.contract.target import EpochOutput, Outcome
 from holdfast.sinks.sql.target import SqlTarget
-from holdfast.state import directory
+from holdfast.state.local import directory
 from holdfast.storage import local
 from holdfast.storage.local import LocalObjects
 
