@@ -209,7 +209,7 @@ def _stage(task: BatchTask, layer: int) -> Callable[[Iterable[pa.RecordBatch]], 
         incoming = _values(batches) if layer else _nothing(batches)
         with closing(marks.CallMarks(task.settings.hung_after_ms / 1000, attempt.subtask)) as calls:
             budget = budget_of(task.batch.plan, task.settings, task.container)
-            state = WarmState(store, clock, time.sleep, LocalImages(budget=budget))
+            state = WarmState(clock, time.sleep, LocalImages(budget=budget))
             paused = _paused_uploads(task.batch.deploys[0].job_uuid)
             ports = Ports(clock, store, state, time.sleep, calls.mark, budget, paused)
             for parcel in run_task(task.batch, ports, attempt, incoming):

@@ -124,7 +124,7 @@ class Life:
         self._hows: set[str] = set()
         self._problems: set[str] = set()
         rocks.WRITE_BUFFER_BYTES, mapped.FILE_BYTES_MIN = SMALL_BUFFER, SMALL_FILE
-        images.unfit = lambda folder: ""  # the folder of a case may be in memory
+        vars(images)["unfit"] = lambda folder: ""  # the folder of a case may be in memory
 
     # Input
 
@@ -169,7 +169,7 @@ class Life:
         )
         cluster = _Cluster(plan, 2, self._seed, prepared.folder.store, 1.0, prepared.inputs.partitions)
         cluster.local = lambda: LocalFolders(Home(self.folder / "local"))
-        cluster.limits = Limits(apply_after_idle=0.0, merging=Thresholds(1 << 20, 3))
+        cluster.limits = Limits(merging=Thresholds(1 << 20, 3), image_from=1)
         cluster.change_rules(retention=Retention(2, 0, 10), operators=prepared.state.operators)
         cluster.begin()
         self._inbox = requests.Inbox(prepared.folder.store)

@@ -18,7 +18,7 @@ from holdfast.model import Tag
 from holdfast.runtime.worker import compaction
 from holdfast.sinks.contract.target import EpochOutput, Outcome
 from holdfast.sinks.sql.target import SqlTarget
-from holdfast.state.local import directory
+from holdfast.state.local.image import Image
 from holdfast.storage import local
 from holdfast.storage.local import LocalObjects
 
@@ -76,9 +76,9 @@ def record_hash_not_verified() -> None:
     _replace(joblog, "fits_hash", lambda data: True)
 
 
-def damaged_folder_taken_again() -> None:
-    """A local folder in which damage was found is offered to the next worker."""
-    _replace(directory, "DAMAGED", "never there")
+def image_not_verified() -> None:
+    """An image is used without comparing it with its hashes."""
+    _replace(Image, "verify", lambda image: None)
 
 
 def tag_before_its_rows() -> None:
@@ -107,7 +107,7 @@ MUTANTS: dict[str, Callable[[], None]] = {
         written_in_place,
         hash_not_verified,
         record_hash_not_verified,
-        damaged_folder_taken_again,
+        image_not_verified,
         tag_before_its_rows,
     )
 }

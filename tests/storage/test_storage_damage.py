@@ -136,7 +136,7 @@ class TestDamage:
         [
             ("hash_not_verified", "staged output"),
             ("record_hash_not_verified", "job log record"),
-            ("damaged_folder_taken_again", "rocks sst"),
+            ("image_not_verified", "image array"),
         ],
     )
     def test_that_a_wrong_version_misses_is_detected_here(

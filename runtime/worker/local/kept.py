@@ -142,6 +142,7 @@ class Kept(Generic[M, P]):
                 image.verify()
             except LocalDamaged:
                 image.remove()
+                self._image = None
                 raise
 
     def close(self) -> None:

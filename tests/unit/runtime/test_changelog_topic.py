@@ -39,7 +39,6 @@ from holdfast.runtime.inspect import topic
 from holdfast.runtime.inspect.reading import reading_of
 from holdfast.runtime.inspect.stored import Stored
 from holdfast.runtime.job.status import of_run
-from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.plan.shown.report import describe, render
 from holdfast.runtime.plan.topic import outputs_of
 from holdfast.runtime.rows.schema import schema_of

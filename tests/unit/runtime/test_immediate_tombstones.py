@@ -20,7 +20,7 @@ from holdfast.runtime.testing.lanes import VirtualClock
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.channels import MemoryNetwork
 from holdfast.runtime.worker.immediate import ImmediateWrites
-from holdfast.runtime.worker.local import MemoryState
+from holdfast.runtime.worker.local.opened import MemoryState
 from holdfast.sinks.contract.immediate import ImmediateTarget, Origin, Owner
 from holdfast.sinks.contract.sink import ImmediateSink
 from holdfast.sinks.contract.target import DELETE, OP, PUT
