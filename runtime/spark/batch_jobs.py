@@ -33,7 +33,7 @@ from holdfast import children
 from holdfast.errors import ConfigError, HoldfastError, Unavailable
 from holdfast.model import Subtask
 from holdfast.runtime.config.settings import Settings
-from holdfast.runtime.driver.hosts.placement import elsewhere
+from holdfast.runtime.driver.gathering import elsewhere
 from holdfast.runtime.microbatch.blocks import Attempt, Parcel, Result, parcel_of
 from holdfast.runtime.microbatch.deaths import Death, ProcessEnded
 from holdfast.runtime.microbatch.job_watch import JobWatch, Stage

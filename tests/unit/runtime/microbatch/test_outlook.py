@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -27,6 +27,12 @@ class Source:
             raise Unavailable("the source is away", not_done="", next_step="")
         self.ends[0] += 1
         return dict(self.ends)
+
+    def appeared(self, begun: Mapping[int, int]) -> dict[int, int]:
+        return self.end_offsets()
+
+    def watermark(self, partition: int, offset: int) -> int | None:
+        return None
 
     def ended(self, partition: int, offset: int) -> bool:
         return False
