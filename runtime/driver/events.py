@@ -46,7 +46,7 @@ class AppendUnknown:
 
 
 @dataclass(frozen=True)
-class BaseLoaded:
+class ManifestLoaded:
     """The manifest from which the generation continues."""
 
     manifest: Manifest
@@ -126,7 +126,7 @@ class EpochAsked:
 Event = (
     RecordFound
     | AppendUnknown
-    | BaseLoaded
+    | ManifestLoaded
     | TargetsRepaired
     | ManifestStored
     | SourcesListed
@@ -153,7 +153,7 @@ class CreateRecord:
 
 @dataclass(frozen=True)
 class LoadManifest:
-    """Read and verify the manifest; answered by `BaseLoaded`."""
+    """Read and verify the manifest; answered by `ManifestLoaded`."""
 
     ref: ObjectRef
 

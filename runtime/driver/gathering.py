@@ -28,7 +28,15 @@ from holdfast.frozen import replace
 from holdfast.model import NO_EPOCH, Subtask, Tag
 from holdfast.runtime.driver import standbys
 from holdfast.runtime.driver.deployment import confirm, deployments
-from holdfast.runtime.driver.events import BaseLoaded, LoadManifest, Moment, RepairTargets, Send, Step, TargetsRepaired
+from holdfast.runtime.driver.events import (
+    LoadManifest,
+    ManifestLoaded,
+    Moment,
+    RepairTargets,
+    Send,
+    Step,
+    TargetsRepaired,
+)
 from holdfast.runtime.driver.failover import end, launch_missing
 from holdfast.runtime.driver.partitions import with_those_of
 from holdfast.runtime.driver.state import (
@@ -70,7 +78,7 @@ def _unheard(hosted: Hosted) -> m.Heartbeat:
     return structs.replace(hosted.heartbeat, ended=False, caught_up=False, quiet=NO_EPOCH, partitions=0, broken_to=())
 
 
-def base_loaded(state: Master, event: BaseLoaded, at: Moment) -> Step:
+def base_loaded(state: Master, event: ManifestLoaded, at: Moment) -> Step:
     """Take the manifest from which the generation continues."""
     phase, manifest = state.phase, event.manifest
     assert isinstance(phase, Loading)

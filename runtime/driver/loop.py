@@ -37,7 +37,6 @@ from holdfast.runtime.driver.background.publications import Publications
 from holdfast.runtime.driver.background.sweep import Sweep
 from holdfast.runtime.driver.events import (
     AppendUnknown,
-    BaseLoaded,
     Beat,
     Cancel,
     CreateRecord,
@@ -50,6 +49,7 @@ from holdfast.runtime.driver.events import (
     LaunchEnded,
     ListPartitions,
     LoadManifest,
+    ManifestLoaded,
     ManifestStored,
     Moment,
     RecordFound,
@@ -357,7 +357,7 @@ class DriverLoop:
         match result:
             case Manifest():
                 self._last = result
-                self._step(BaseLoaded(result))
+                self._step(ManifestLoaded(result))
             case Unavailable():
                 completed = self.state.job.completed[-1]
                 load = LoadManifest(completed.body.manifest)

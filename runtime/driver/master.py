@@ -25,7 +25,6 @@ from holdfast.runtime.driver.deployment import all_ended, confirm
 from holdfast.runtime.driver.epochs import completed, coordinate, expired, manifest_stored, repeated, turn
 from holdfast.runtime.driver.events import (
     AppendUnknown,
-    BaseLoaded,
     Beat,
     CreateRecord,
     Effect,
@@ -33,6 +32,7 @@ from holdfast.runtime.driver.events import (
     EpochAsked,
     Event,
     LaunchEnded,
+    ManifestLoaded,
     ManifestStored,
     Moment,
     RecordFound,
@@ -405,7 +405,7 @@ ON: Mapping[tuple[type[Phase], type], On] = {
         Interrupted: (Over,),
     }),
     **_rows(AppendUnknown, append_unknown, _same(Opening, Repaired, *_DEPLOYED, Interrupted)),
-    **_rows(BaseLoaded, base_loaded, {Loading: (Repairing, Gathering, Running, Over)}),
+    **_rows(ManifestLoaded, base_loaded, {Loading: (Repairing, Gathering, Running, Over)}),
     **_rows(TargetsRepaired, repaired, {Repairing: (Repaired, Gathering, Running)}),
     **_rows(ManifestStored, manifest_stored, _same(Running, Exhausted, Halted)),
     **_rows(SourcesListed, listed, {
@@ -446,7 +446,7 @@ ON: Mapping[tuple[type[Phase], type], On] = {
 IGNORED: Mapping[type, str] = {
     RecordFound: "nothing is in flight: the answer to a repeated append",
     AppendUnknown: "nothing is in flight: its number was read meanwhile",
-    BaseLoaded: "the generation that asked for it is over, or has it",
+    ManifestLoaded: "the generation that asked for it is over, or has it",
     TargetsRepaired: "the generation that asked for it is over",
     ManifestStored: "the generation that closed its epoch is over, or the last epoch is completed",
 }

@@ -22,11 +22,11 @@ from holdfast.checkpoint.repository import Repository
 from holdfast.model import NO_EPOCH, Epoch, Generation, SourcePosition, Staged, Subtask, Tag, Timeline, WorkerId, Writer
 from holdfast.runtime.driver import master
 from holdfast.runtime.driver.events import (
-    BaseLoaded,
     CreateRecord,
     Dismiss,
     Effect,
     LoadManifest,
+    ManifestLoaded,
     ManifestStored,
     Moment,
     RecordFound,
@@ -154,7 +154,7 @@ class Epochs:
         base = self.repository.load_manifest(load.ref)
         new = m.Register(WorkerId("new"), self.state.launches, hosted.host, 1, "boot", hosted.address)
         self._timed("epoch", lambda: master.step(self.state, new, Moment(self.now)))
-        deployed = self._timed("epoch", lambda: master.step(self.state, BaseLoaded(base), Moment(self.now)))
+        deployed = self._timed("epoch", lambda: master.step(self.state, ManifestLoaded(base), Moment(self.now)))
         assert sum(isinstance(each, Send) and isinstance(each.message, m.Deploy) for each in deployed) == self.workers
         self.spent["recovery"] = self.spent["epoch"] - before
 

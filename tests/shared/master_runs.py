@@ -24,11 +24,11 @@ from holdfast.model import (
 )
 from holdfast.runtime.driver import master
 from holdfast.runtime.driver.events import (
-    BaseLoaded,
     CreateRecord,
     Effect,
     LaunchEnded,
     ListPartitions,
+    ManifestLoaded,
     ManifestStored,
     Moment,
     RecordFound,
@@ -125,7 +125,7 @@ class Run:
         return self.take(master.step(self.state, RecordFound(self.log[record.seq - 1]), Moment(self.now)))
 
     def load(self) -> list[Effect]:
-        return self.take(master.step(self.state, BaseLoaded(self.manifests[-1]), Moment(self.now)))
+        return self.take(master.step(self.state, ManifestLoaded(self.manifests[-1]), Moment(self.now)))
 
     def store(self) -> list[Effect]:
         manifest = next(e.manifest for e in reversed(self.effects) if isinstance(e, StoreManifest))

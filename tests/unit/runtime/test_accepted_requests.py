@@ -17,7 +17,7 @@ from holdfast.checkpoint import append, coordinator, joblog
 from holdfast.checkpoint.catalogue import Retention
 from holdfast.model import Epoch, Generation, Subtask, Timeline, WorkerId, Writer
 from holdfast.runtime.driver import master
-from holdfast.runtime.driver.events import BaseLoaded, Moment, RecordFound, TargetsRepaired
+from holdfast.runtime.driver.events import ManifestLoaded, Moment, RecordFound, TargetsRepaired
 from holdfast.runtime.driver.failover import end
 from holdfast.runtime.driver.requests import Answer, carry_out, left_undone, stop
 from holdfast.runtime.driver.state import (
@@ -78,7 +78,7 @@ def gather(run: Run) -> None:
     phase = run.state.phase
     if isinstance(phase, Loading):
         base = next(each for each in run.manifests if each.epoch == run.state.job.base_epoch)
-        run.take(master.step(run.state, BaseLoaded(base), Moment(run.now)))
+        run.take(master.step(run.state, ManifestLoaded(base), Moment(run.now)))
     if isinstance(run.state.phase, Repairing):
         event = TargetsRepaired(run.generation, frozenset({Writer("out", Subtask(0))}))
         run.take(master.step(run.state, event, Moment(run.now)))

@@ -19,7 +19,6 @@ from holdfast.model import Epoch, Generation, SourcePosition, Subtask, Tag, Time
 from holdfast.runtime.driver import master
 from holdfast.runtime.driver.events import (
     AppendUnknown,
-    BaseLoaded,
     Beat,
     Cancel,
     CreateRecord,
@@ -32,6 +31,7 @@ from holdfast.runtime.driver.events import (
     LaunchEnded,
     ListPartitions,
     LoadManifest,
+    ManifestLoaded,
     ManifestStored,
     Moment,
     RecordFound,
@@ -161,7 +161,7 @@ class Played:
                 self.step(RecordFound(run.log[int(seq) - 1]))
             case ["load"]:
                 base = next(each for each in run.manifests if each.epoch == run.state.job.base_epoch)
-                self.step(BaseLoaded(base))
+                self.step(ManifestLoaded(base))
             case ["store"]:
                 manifest = next(e.manifest for e in reversed(run.effects) if isinstance(e, StoreManifest))
                 run.manifests.append(manifest)

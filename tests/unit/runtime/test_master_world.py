@@ -37,7 +37,6 @@ from holdfast.runtime.driver import master
 from holdfast.runtime.driver.epochs import repeated
 from holdfast.runtime.driver.events import (
     AppendUnknown,
-    BaseLoaded,
     CreateRecord,
     Dismiss,
     Effect,
@@ -46,6 +45,7 @@ from holdfast.runtime.driver.events import (
     LaunchEnded,
     ListPartitions,
     LoadManifest,
+    ManifestLoaded,
     ManifestStored,
     Moment,
     RecordFound,
@@ -199,7 +199,7 @@ class World:
             self.perform(driver, *master.step(driver.state, SourcesUnlisted(number, away), Moment(self.now)))
 
     def load(self, driver: Driver, ref: ObjectRef) -> None:
-        self.perform(driver, *master.step(driver.state, BaseLoaded(self.manifests[ref.path]), Moment(self.now)))
+        self.perform(driver, *master.step(driver.state, ManifestLoaded(self.manifests[ref.path]), Moment(self.now)))
 
     def store(self, driver: Driver, manifest: Manifest) -> None:
         ref = ObjectRef(f"manifests/{manifest.generation}/{manifest.epoch}-{driver.state.log.owner}", 1, "0" * 64)

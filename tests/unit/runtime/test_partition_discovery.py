@@ -14,11 +14,11 @@ from holdfast.model import Barrier, Epoch, Generation, SourcePosition, Subtask
 from holdfast.runtime.driver import master
 from holdfast.runtime.driver.epochs import repeated
 from holdfast.runtime.driver.events import (
-    BaseLoaded,
     CreateRecord,
     Effect,
     End,
     ListPartitions,
+    ManifestLoaded,
     Moment,
     Send,
     SourcesListed,
@@ -310,7 +310,7 @@ class TestRecoveries:
         assert ask(run, "rewind", epoch=1, timeline=1) == Answer(True, Generation(1))
         run.pass_time(0.0)
         run.append()
-        run.take(master.step(run.state, BaseLoaded(run.manifests[0]), Moment(run.now)))
+        run.take(master.step(run.state, ManifestLoaded(run.manifests[0]), Moment(run.now)))
         run.take(master.step(run.state, TargetsRepaired(run.generation, frozenset()), Moment(run.now)))
         assert deployed(run)[3] == at(3)
 
