@@ -6,7 +6,7 @@ what a manifest may name already.
 
 Invariants
     - An object that exists keeps its bytes.
-    - Writing the same bytes again succeeds.
+    - Writing the same bytes again succeeds, also if one read of the object that exists is damaged.
 
 Pure: the store does the I/O.
 Source: PROTOCOL P16; docs/design/0117-functions-that-kill.md.
@@ -80,14 +80,21 @@ def write_same(store: ObjectStore, path: str, write: Callable[[Sink], object]) -
 
 
 def _compare(store: ObjectStore, path: str, wanted: Written) -> None:
-    """Compare an object with what was to be written, piece by piece: it may be larger than memory."""
+    """Compare an object with what was to be written; another reading tells other bytes from a damaged read."""
+    if (first := _read_back(store, path)) == wanted or (again := _read_back(store, path)) == wanted:
+        return
+    if again != first:
+        raise Unavailable(f"two reads of object {path} returned different bytes", next_step="it is written again")
+    raise NameTaken(path)
+
+
+def _read_back(store: ObjectStore, path: str) -> Written:
+    """Return what an object holds, read piece by piece: it may be larger than memory."""
     try:
         with opened(store, path) as file:
-            same = file.size() == wanted.size
-            same = same and hash_file(file, hashlib.sha256(), wanted.size).hexdigest() == wanted.sha256
+            size = file.size()
+            return Written(size, hash_file(file, hashlib.sha256(), size).hexdigest())
     except NotFound:
         raise Unavailable(f"object {path} was removed while it was written", next_step="it is written again") from None
     except OSError as error:
         raise Unavailable(f"object {path} cannot be read: {error}", next_step="it is written again") from error
-    if not same:
-        raise NameTaken(path)
