@@ -35,7 +35,6 @@ from holdfast.chaos.mutants.protocol import (
 )
 from holdfast.chaos.sim.jobs.tables import SharedTable
 from holdfast.chaos.sim.ports import network
-from holdfast.chaos.sim.ports.disks import Disk
 from holdfast.chaos.sim.ports.immediate import ProcessWrites
 from holdfast.checkpoint import append, catalogue, coordinator, joblog
 from holdfast.checkpoint.repository import Repository
@@ -418,8 +417,6 @@ MUTANTS = (
            (Swap(repair, "repair_one", wrong.deploys_unrepaired),), needs="rewinds"),
     Mutant("delivery-outlives-rewind", "P21", "a worker's deliveries continue across a rewind",
            (Swap(deliveries.Deliveries, "deploy", wrong.keeps_machines),), needs="rewinds"),
-    Mutant("image-of-other-lineage", "P14", "a left-over image is used although a rewind left its epoch behind",
-           (Swap(Wanted, "continues", wrong.ignores_lineage),), needs="rewinds"),
     Mutant("image-lacks-a-segment", "P14", "an image is said to be as of a base whose last segment was not read",
            (Swap(Kept, "renew", wrong_recoveries.leaves_a_segment_out),), needs="folders"),
     Mutant("image-of-other-key-groups", "P14", "a left-over image is used whatever key groups it holds",
@@ -443,8 +440,6 @@ MUTANTS = (
            (Swap(joblog, "fits_hash", wrong_reads.trusts_every_record),), needs="damages_records"),
     Mutant("owner-token-ignored", "P4", "a taken record number always counts as another driver's",
            (Swap(Repository, "create_record", wrong_reads.takes_taken_for_lost),)),
-    Mutant("folder-of-earlier-boot", "P15, DESIGN 5", "a folder is used although the power was lost since",
-           (Swap(Disk, "_is_of_now", wrong_reads.takes_any_boot),), needs="loses_power"),
     Mutant("failed-batch-half-kept", "DESIGN 4.2", "a batch stays half done where a function failed",
            (Swap(Backlog, "_work_on", _leaves_batches_half_done),), needs="functions"),
     Mutant("epoch-closed-midway", "P8, DESIGN 4.2", "a barrier overtakes rows that wait for a slow function",

@@ -76,10 +76,6 @@ def compares_epochs_alone(_: Right) -> Right:
     return deliver
 
 
-def ignores_lineage(_: Right) -> Right:
-    return lambda wanted, head: head.cut.epoch <= wanted.base.epoch
-
-
 def repairs_once(right: Any) -> Any:
     """A recovery between the record and the end of the repairs does not complete them."""
     return property(lambda job: right.fget(job) and job.starts[-1].cause.startswith("rewound"))

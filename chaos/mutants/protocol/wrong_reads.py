@@ -44,10 +44,6 @@ def trusts_every_record(_: Right) -> Right:
     return lambda data: True
 
 
-def takes_any_boot(_: Right) -> Right:
-    return lambda disk, folder: True
-
-
 def takes_whole_pieces(right: Right) -> Right:
     """State that another subtask wrote for key groups that this one owns now is restored beside its own."""
 
