@@ -1,12 +1,12 @@
 """The KeyValue port on RocksDB.
 
 One column family and no write-ahead log: after a kill the store holds a prefix of the batches
-written, and a marker among them shows which (PROTOCOL P15). Nothing is ingested from files.
+written (PROTOCOL P15). Nothing is ingested from files.
 
 Invariants
     - A scan that meets a damaged block raises; rocksdict's iterators would end silently, so
       every scan checks their status at its end.
-    - A store that can never be written again raises an error that makes the worker restart.
+    - A store that can never be written again raises LocalDamaged.
     - A write never waits for compaction inside RocksDB, where it would hold the interpreter
       lock; it is refused as Unavailable and may be retried later.
     - Nothing refers to the database after close(), else its lock would remain.
@@ -119,7 +119,7 @@ class RocksKeyValue:
     def _refuse_if_stuck(self, error: Unavailable) -> None:
         """After some disk errors RocksDB refuses every write until it is opened again, even if the disk has recovered.
 
-        The rows in its memory cannot be saved then, and they count as applied: only a restore recovers them.
+        What is in its memory cannot be saved then: the copies are given up.
         """
         if "IO error" not in error.what or not takes_writes(self.path, 2 * WRITE_BUFFER_BYTES):
             self._fine_since = None
@@ -129,7 +129,7 @@ class RocksKeyValue:
         if now - self._fine_since >= STUCK_AFTER_S:
             raise LocalDamaged(
                 f"RocksDB in {self.path} refuses to write, although the disk accepts writes again: {error.what}",
-                not_done="the newest committed values were not written to it; the checkpoint has them",
+                not_done="the newest copies were not written to it; the checkpoint has what is in them",
                 next_step="let the worker restart: it reopens the directory and restores the rest",
             ) from error
 
@@ -169,7 +169,7 @@ class RocksKeyValue:
             self._db.flush(wait)
 
     def close(self) -> None:
-        """Release the directory. Unflushed writes are lost; the marker accounts for that."""
+        """Release the directory. Unflushed writes are lost."""
         with suppress(Unavailable), _translated(self.path, "unflushed writes are lost"):
             self._db.close()
 
