@@ -80,9 +80,9 @@ class Cases:
         self.took_s, self.cpu_s, self.done = 0.0, 0.0, 0
 
     def __enter__(self) -> Self:
-        self._server = subprocess.Popen(
-            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-        )
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        command, pipe = [sys.executable, __file__], subprocess.PIPE
+        self._server = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1, env=environment)
         return self
 
     def __exit__(self, *_: object) -> None:
