@@ -259,6 +259,8 @@ class OpenGenerator(OpenSource):
         return ends
 
     def appeared(self, begun: Mapping[int, int]) -> dict[int, int]:
+        if self._source.rate is None:
+            return self.end_offsets()
         found = {}
         for partition in self.partitions():
             due, end = self._due(begun.get(partition, 0)), self._source.end(partition)

@@ -222,6 +222,9 @@ def has_what_its_traits_name_when_it_is_open(kit: SourceKit) -> None:
             assert at is None or isinstance(at, int)
         if source.traits.paced:
             _counts_what_has_appeared(source, opened)
+        else:
+            starts = {each: opened.retention_start(each) for each in opened.partitions()}
+            assert dict(opened.appeared(starts)) == dict(opened.end_offsets()), "without a rate all records are there"
         if source.traits.removes_old:
             kept = opened.kept(60.0)
             assert {each: at.first for each, at in kept.items()} == {

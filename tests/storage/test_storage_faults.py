@@ -14,7 +14,6 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cases import Case, Cases, Fault, Result, rows

@@ -142,6 +142,10 @@ class TestRate:
 
 
 class TestWhatHasAppeared:
+    def test_is_everything_without_a_rate(self) -> None:
+        opened = Generator(Point, point, count=80, partitions=2).open(StoppedClock())
+        assert opened.appeared({0: 10, 1: 0}) == {0: 40, 1: 40}
+
     def test_counts_from_where_the_run_begins_and_no_further_than_the_count(self) -> None:
         clock = StoppedClock()
         opened = Generator(Point, point, rate=10, count=80_000, partitions=2).open(clock)

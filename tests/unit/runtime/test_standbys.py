@@ -21,7 +21,8 @@ from holdfast.runtime.driver.state import Master, Rules
 from holdfast.runtime.job.standbys import LAG_SHOWN_EPOCHS, problems
 from holdfast.runtime.job.status import of_run
 from holdfast.runtime.wire import messages as m
-from holdfast.runtime.worker import compaction, following
+from holdfast.runtime.worker import compaction
+from holdfast.runtime.worker.local import opened as opening
 from holdfast.testing import TestDriver
 
 D = WorkerId("d")
@@ -390,14 +391,14 @@ class TestTakeover:
     def test_a_restore_that_fails_once_is_repeated(self, monkeypatch: pytest.MonkeyPatch) -> None:
         failed = list[int]()
 
-        def restore(opened: Any, plan: Any, target: Any, store: Any, advanced: Any) -> None:
+        def restore(state: Any, plan: Any, target: Any, read: Any, advanced: Any) -> None:
             if not failed:
                 failed.append(1)
                 advanced(1, 2)
                 raise Unavailable("the root is away", not_done="", next_step="")
-            compaction.restore(opened, plan, target, store, advanced)
+            compaction.restore(state, plan, target, read, advanced)
 
-        monkeypatch.setattr(following, "restore", restore)
+        monkeypatch.setattr(opening, "restore", restore)
         with TestDriver(counting(1)) as t:
             t.push("words", [Word("a"), Word("b")])
             last = t.checkpoint()

@@ -259,7 +259,7 @@ class TestLocalFolders:
     def test_say_when_state_cannot_leave_memory(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        monkeypatch.setattr("holdfast.runtime.worker.local.unfit", lambda folder: f"{folder} is on tmpfs")
+        monkeypatch.setattr("holdfast.runtime.worker.local.opened.unfit", lambda folder: f"{folder} is on tmpfs")
         LocalFolders(Home(tmp_path, "machine", "boot"), Budget(80 * MIB, 0))._memory(tmp_path)
         assert "state cannot leave memory" in caplog.text and "is on tmpfs" in caplog.text
 
