@@ -58,7 +58,7 @@ def test_no_driver_adds_more_than_the_record_that_was_on_its_way(copied: bool) -
         added, how = records_after_loss(seed, copied=copied)
         assert all(count <= 1 for count in added.values()), f"seed {seed}: {added}"
         ends += how
-    assert ends.count("refused") > len(SEEDS) // 3 and "stopped" not in ends and "finished" not in ends, ends
+    assert ends.count("refused") >= 2 and "stopped" not in ends and "finished" not in ends, ends
 
 
 def test_a_driver_that_proves_nothing_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

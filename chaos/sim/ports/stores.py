@@ -104,7 +104,8 @@ class ProcessStore:
     def _answer_oddly(self, what: str, path: str, effect: Callable[[], None], at: At) -> None:
         """Answer as S3 does under load or after its client's own retry, or as a full disk does."""
         faults = self._world.faults
-        if path.startswith(STAGING) and faults.down(Fault.DISK_FULL):
+        on_that_disk = self._world.scenario.seed % 2 == 0  # in other worlds only local state is on it
+        if on_that_disk and path.startswith(STAGING) and faults.down(Fault.DISK_FULL):
             faults.hit(Fault.DISK_FULL, at())
             raise self._unavailable(f"{what} {path}: no space left")
         if faults.strikes(Fault.STORE_BUSY, at):
