@@ -13,12 +13,17 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import statistics
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PREFIX = "holdfast-tests-"
+_ADDITIONS = 1_000_000
+_ADDITIONS_S = 0.025
+"""What they take on the machine whose seconds are in the table of costs, while nothing else runs there."""
 
 
 class CpuClock:
@@ -99,6 +104,18 @@ def _rusage_s() -> float:
 
 def _descendants_s(root: Path) -> float:
     return sum(tree_s(child, root) for child in _children(root, os.getpid()))
+
+
+def slowness() -> float:
+    """Return how many times the CPU seconds of the table this machine needs now: it is slower, or others share it."""
+    return statistics.median(_additions_s() for _ in range(5)) / _ADDITIONS_S
+
+
+def _additions_s() -> float:
+    start_s, total = time.process_time(), 0
+    for number in range(_ADDITIONS):
+        total += number
+    return time.process_time() - start_s
 
 
 def tree_s(pid: int, root: Path = Path("/")) -> float:

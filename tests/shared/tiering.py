@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from changes import ROOT, TURNS, Change, find_change
 from cost_table import SESSION, CostTable, Measured, file_of
+from cpu_clock import slowness
 from measuring import SHARED_S, TEST_S
 from tiers import LIMIT_S, choose, choose_files
 
@@ -120,7 +121,10 @@ class Tiering:
             report.sections.append(("it does not run each time; alone", alone(item.nodeid)))
         properties: dict[str, Any] = dict(report.user_properties)
         cpu_s = properties.get(TEST_S, 0.0)
-        if report.when == "teardown" and report.passed and item.nodeid not in self.table.dear and cpu_s > self.limit_s:
+        ends_well = report.when == "teardown" and report.passed
+        allowed = not ends_well or item.nodeid in self.table.dear or cpu_s <= self.limit_s
+        # A test is judged by its work: what a busy or slower machine adds is taken off.
+        if not allowed and cpu_s > self.limit_s * max(1.0, slowness()):
             report.outcome = "failed"
             report.longrepr = (
                 f"{item.nodeid} used {cpu_s:.1f} s of CPU; a test that is not in tests/costs.txt may use "

@@ -260,11 +260,17 @@ class TestRun:
         assert "test_it.py::test_cheap used 0." in done.stdout
         assert "a test that is not in tests/costs.txt may use 0 s" in done.stdout
 
+    def test_on_a_slow_machine_allows_more(self, tmp_path: Path) -> None:
+        done = run(tmp_path, addition="    import tiering\n    tiering.slowness = lambda: 1_000\n")
+        assert "1 failed, 2 passed, 2 deselected" in done.stdout
+
     def test_whose_tests_the_user_names_has_them_all(self, tmp_path: Path) -> None:
         assert "3 failed, 2 passed" in run(tmp_path, tiers=None).stdout
 
 
-def run(folder: Path, *arguments: str, tiers: str | None = "rotate") -> subprocess.CompletedProcess[str]:
+def run(
+    folder: Path, *arguments: str, tiers: str | None = "rotate", addition: str = ""
+) -> subprocess.CompletedProcess[str]:
     """Run pytest in a folder, in the turn of this checkout."""
     names = [f"test_dear{number}" for number in range(40)]
     turn = find_change().turn
@@ -278,7 +284,8 @@ def run(folder: Path, *arguments: str, tiers: str | None = "rotate") -> subproce
         "def pytest_configure(config):\n"
         "    if hasattr(config, 'workerinput') or not config.getoption('numprocesses', None):\n"
         "        config.pluginmanager.register(Measuring())\n"
-        f"    config.pluginmanager.register(Tiering({tiers!r}, False, (), 0.2, CostTable({dear!r})))\n"
+        f"    config.pluginmanager.register(Tiering({tiers!r}, False, (), 0.05, CostTable({dear!r})))\n"
+        f"{addition}"
     )
     tests = [f"def {name}():\n    assert False" for name in (now, *later)]
     tests += ["def test_other():\n    pass", f"def test_cheap():\n{textwrap.indent(BURN, '    ')}"]
