@@ -287,9 +287,10 @@ class ProgressReader:
         self._progress = self._nothing()
         self._position: int | None = None
         """The offset up to which it has been read; None: not begun."""
-        self._topic: str | None = None
-        self._asked: Any = None
-        """The request for the topic's id that is under way."""
+        self._ids: dict[str, str | None] = {}
+        """Those of the topic and of its progress topic."""
+        self._asked: dict[str, Any] = {}
+        """By topic, the requests for ids that are under way."""
         self._asked_at = 0.0
 
     def read(self) -> Progress:
@@ -313,40 +314,42 @@ class ProgressReader:
             HoldfastError: it cannot be asked for now.
         """
         self._ask()
-        found, fault = outcome_of(self._asked, 2 * WAIT_S)
-        self._asked = None
-        if fault is not None:
-            raise raised_for(self._place, fault)
-        self._topic = topic_id(found)
-        return self._topic
+        while self._asked:
+            name, asked = self._asked.popitem()
+            described, fault = outcome_of(asked, 2 * WAIT_S)
+            if fault is not None:
+                raise raised_for(self._place, fault)
+            self._ids[name] = topic_id(described)
+        return self._ids[self._place.topic]
 
     def replaced(self) -> bool:
-        """Return whether the topic has another id than `topic` returned, as far as the brokers answer soon."""
+        """Return whether a topic has another id than `topic` found, as far as the brokers answer soon."""
         self._admin.poll(0)
         if self._differs(0.0):
             return True
         if time.monotonic() - self._asked_at < TOPIC_EVERY_S:
             return False
-        if self._asked is None:
+        if not self._asked:
             self._ask()
         return self._differs(TOPIC_WITHIN_S)
 
     def _differs(self, within_s: float) -> bool:
-        """Return whether the request that is under way was answered with another id. An error tells nothing: the
+        """Return whether a request that is under way was answered with another id. An error proves nothing: the
         delivery meets it too."""
-        if self._asked is None:
-            return False
-        try:
-            found, fault = outcome_of(self._asked, within_s)
-        except TimeoutError:
-            return False
-        self._asked = None
-        return fault is None and topic_id(found) != self._topic
+        for name, asked in list(self._asked.items()):
+            try:
+                described, fault = outcome_of(asked, within_s)
+            except TimeoutError:
+                continue
+            del self._asked[name]
+            if fault is None and topic_id(described) != self._ids[name]:
+                return True
+        return False
 
     def _ask(self) -> None:
         self._asked_at = time.monotonic()
-        wanted = TopicCollection([self._place.topic])
-        self._asked = self._admin.describe_topics(wanted, request_timeout=WAIT_S)[self._place.topic]
+        topics = TopicCollection([self._place.topic, self._name])
+        self._asked = dict(self._admin.describe_topics(topics, request_timeout=WAIT_S))
 
     def added(self) -> int:
         """Return how many records came since it was read, those of open transactions too.

@@ -8,6 +8,8 @@ Invariants
     - A session begins with the init; what it knows of the progress topic was read after it.
     - A session ends with the first error, and with the first sign that the library has resent a request. Its producer
       is never used again.
+    - Between two deliveries of a session nothing is read: another process that moves a tag or an owner of the sink
+      initialises the same id first, which ends the session. Content that depends on other ids has it read.
     - An error after the commit was sent is never taken for a commit, nor for none: the progress topic decides.
     - The tag is the first record of a transaction.
     - A delivery goes to the topic that has the sink's earlier rows: the progress topic says which one of its name.
@@ -24,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import pyarrow as pa
 
@@ -72,6 +74,9 @@ Mark = tuple[bytes, bytes]
 class Content(Protocol):
     """What the transactions of a target hold besides tags and owners."""
 
+    shared: ClassVar[bool]
+    """Whether transactions depend on what producers of other ids add to the progress topic."""
+
     def marks(self, progress: Progress) -> Iterable[Mark]:
         """Return what else a transaction adds to the progress topic: what makes the topic that of this content.
 
@@ -115,6 +120,8 @@ class EachRow(Content):
 
     where: str
     of: Callable[[pa.RecordBatch], Records]
+    shared: ClassVar[bool] = False
+    """A job that wants the topic for a changelog is refused once the topic has a tag."""
 
     def marks(self, progress: Progress) -> Iterable[Mark]:
         """A job may have made the topic that of its changelog since this one started."""
@@ -187,8 +194,8 @@ class Connection(Protocol):
         """Ask the brokers what the topic differs by from others of its name; None if they have no such ids."""
 
     def replaced(self) -> bool:
-        """Return whether the topic is known to be another one than when it was asked for; asks once a second, and waits
-        a moment for the answer."""
+        """Return whether the topic or its progress topic is known to be another one than when it was asked for; asks
+        once a second, and waits a moment for the answer."""
 
     def close(self) -> None:
         """Release what is open for reading; the next call opens it again."""
@@ -212,8 +219,11 @@ class Session:
 
     producer: TransactionalProducer
     progress: Progress
+    """The progress topic as it was read last, with what this producer has committed since."""
     topic: str | None
     """The id of the topic."""
+    has_delivered: bool = False
+    """Whether a transaction of it was committed, and with it a tag that others see."""
 
 
 class KafkaTarget(Merges, Target):
@@ -246,7 +256,7 @@ class KafkaTarget(Merges, Target):
 
     def delivered(self) -> Tag | None:
         try:
-            return self._admit(self._refreshed().progress)
+            return self._admit(self._current(read=True).progress)
         except ProducerFenced as error:
             raise self._fenced(error) from error
 
@@ -256,7 +266,7 @@ class KafkaTarget(Merges, Target):
     def deliver_together(self, epochs: Sequence[EpochOutput], known: Tag | None = None) -> Outcome:
         first, last = epochs[0].tag, epochs[-1].tag
         try:
-            session = self._refreshed()
+            session = self._current(read=self._content.shared)
             if (found := self._covered(session, first, known)) is not None:
                 return found
             read = [(epoch.tag, list(epoch.batches)) for epoch in epochs]
@@ -279,15 +289,22 @@ class KafkaTarget(Merges, Target):
         self._end_session()
         self._connection.close()
 
-    def _refreshed(self) -> Session:
-        """Return the open session with what the progress topic says now, or a new session."""
+    def _current(self, read: bool) -> Session:
+        """Return the open session, or a new one.
+
+        Args:
+            read: Whether to read on in the progress topic. Without ids of topics that is the only way to find out that
+                it was recreated.
+        """
         if self._session is None:
             return self._opened()
         try:
             if self._connection.replaced():
                 self._end_session()
+                self._connection.close()
                 return self._opened()
-            self._session.progress = self._connection.progress()
+            if read or not self._session.has_delivered or self._session.topic is None:
+                self._session.progress = self._connection.progress()
         except BaseException:
             self._end_session()
             raise
@@ -347,7 +364,8 @@ class KafkaTarget(Merges, Target):
         producer = session.producer
         sent = False
         try:
-            rows = self._filled(session, tag, epochs)
+            marks = self._marks(session, tag)
+            rows = self._filled(session, marks, epochs)
             producer.flush()
             self._fault("before_commit")
             sent = True
@@ -363,15 +381,22 @@ class KafkaTarget(Merges, Target):
             raise
         if producer.disturbed:
             self._end_session()
+        session.has_delivered = True
+        for mark in marks:
+            session.progress.apply(*mark)
         return rows
 
-    def _filled(self, session: Session, tag: Tag, epochs: Sequence[Epoch]) -> int:
-        """Begin the transaction, and add tag, owner and rows to it."""
+    def _marks(self, session: Session, tag: Tag) -> Sequence[Mark]:
+        """Return the tag of a delivery and, where they are due, topic and owner."""
+        marks = [tag_record(self._job, self._writer, tag), *self._topic_marks(session, tag)]
+        if self._claim is not None and self._must_take_over(session.progress):
+            marks.append(owner_record(self._job, self._writer.sink, self._claim))
+        return marks
+
+    def _filled(self, session: Session, known: Sequence[Mark], epochs: Sequence[Epoch]) -> int:
+        """Begin the transaction, and add the marks of every delivery, those of the content, and rows to it."""
         producer, rows, before = session.producer, 0, session.progress.tag_of(self._job, self._writer)
         marks = list(self._content.marks(session.progress))
-        known = [tag_record(self._job, self._writer, tag), *self._topic_marks(session, tag)]
-        if self._claim is not None and self._must_take_over(session.progress):
-            known.append(owner_record(self._job, self._writer.sink, self._claim))
         producer.begin()
         for mark in (*known, *marks):
             producer.mark(*mark)

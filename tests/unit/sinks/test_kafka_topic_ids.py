@@ -23,24 +23,22 @@ class Brokers:
     """Answers as an AdminClient does that has a connection, or later."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        self.topic, self.late, self.asked = "first", False, 0
-        self._waiting: list[Future[Described]] = []
+        self.topic, self.progress, self.late, self.asked = "first", "first progress", False, 0
+        self._waiting: dict[str, Future[Described]] = {}
 
     def poll(self, _: float) -> int:
         return 0
 
     def describe_topics(self, _: TopicCollection, **__: Any) -> dict[str, Future[Described]]:
         self.asked += 1
-        answer: Future[Described] = Future()
-        self._waiting.append(answer)
+        self._waiting = {"numbers": Future(), "numbers-holdfast-progress": Future()}
         if not self.late:
             self.answer()
-        return {"numbers": answer}
+        return self._waiting
 
     def answer(self) -> None:
-        for each in self._waiting:
-            each.set_result(Described(self.topic))
-        self._waiting.clear()
+        for each, described in zip(self._waiting.values(), (self.topic, self.progress), strict=True):
+            each.set_result(Described(described))
 
 
 @pytest.fixture
@@ -64,6 +62,10 @@ class TestReplaced:
         """However long ago the delivery before was: that one's answer says nothing of now."""
         assert not reader.replaced()
         brokers.topic = "second"
+        assert reader.replaced()
+
+    def test_applies_to_the_progress_topic_too(self, brokers: Brokers, reader: ProgressReader) -> None:
+        brokers.progress = "second progress"
         assert reader.replaced()
 
     def test_by_an_answer_that_comes_late_is_known_to_the_next_delivery(
