@@ -16,7 +16,7 @@ Invariants
     - The number in the key decides to which operator a record belongs: a name may be used again after its state was
       dropped.
 
-Pure: no clock, thread or I/O. Source: docs/design/0055-changelog-topic.md.
+Pure: no clock, thread or I/O. Source: docs/decisions/0055-changelog-topic.md.
 """
 
 from __future__ import annotations

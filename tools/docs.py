@@ -182,10 +182,10 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;").replace("%%", "%")
 
 
-def design() -> str:
-    """Return the list of the design pages."""
+def decisions() -> str:
+    """Return the list of the decisions."""
     lines = []
-    for path in sorted((DOCS / "design").glob("[0-9]*.md")):
+    for path in sorted((DOCS / "decisions").glob("[0-9]*.md")):
         title = re.sub(r"^# \d{4}:? *", "", path.read_text().splitlines()[0])
         if not path.name.startswith("0000"):
             lines.append(f"- [{path.name[:4]}]({path.name}) {title}")
@@ -241,7 +241,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "phases": phases,
     "statuses": statuses,
     "commands": commands,
-    "design": design,
+    "decisions": decisions,
     "streams": streams,
 }
 

@@ -7,7 +7,7 @@ Invariants
     - Operator 0xFFFF is never a table: its keys in the cold store are markers.
     - A table of plain columns has rows of a fixed number of bytes on disk and on the wire.
 
-Pure: no clock, thread or I/O. Source: docs/design/0040-values-of-any-width.md.
+Pure: no clock, thread or I/O. Source: docs/decisions/0040-values-of-any-width.md.
 """
 
 from __future__ import annotations
