@@ -13,7 +13,7 @@ Invariants
     - Unknown is None, never 0: manifests without digests can be read, and later ones record since when they count.
 
 Pure: no clock, thread or I/O.
-Source: DESIGN section 13 (audit digests); PROTOCOL P8, P10, P18; docs/design/0018-audit.md.
+Source: DESIGN section 13 (audit digests); PROTOCOL P8, P10, P18; docs/decisions/0018-audit.md.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ Invariants
       least doubles the segment, so it is rewritten a logarithmic number of times.
 
 Pure: no clock, thread or I/O.
-Source: DESIGN section 5 (snapshot); docs/design/0007; size-tiered merging as in O'Neil et al., The LSM-Tree, 1996.
+Source: DESIGN section 5 (snapshot); docs/decisions/0007; size-tiered merging as in O'Neil et al., The LSM-Tree, 1996.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Invariants
     - Nothing is reported for a complete log, if names and `live.json` were read before the log.
 
 Pure: no clock, thread or I/O.
-Source: PROTOCOL P2, P4, P6, P16; docs/design/0020-histories.md.
+Source: PROTOCOL P2, P4, P6, P16; docs/decisions/0020-histories.md.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ Invariants
     - The newest checkpoint never expires, nor does a savepoint.
 
 Pure: no clock, thread or I/O. The deleting is done by runtime/driver/background/sweep.py.
-Source: PROTOCOL P16, P18; docs/design/0007.
+Source: PROTOCOL P16, P18; docs/decisions/0007.
 """
 
 from __future__ import annotations

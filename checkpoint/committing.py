@@ -8,7 +8,7 @@ Invariants
     - No part and no digest is lost or counted twice.
 
 Pure: no clock, thread or I/O.
-Source: docs/design/0056-one-committer.md; PROTOCOL P8, P18, P23.
+Source: docs/decisions/0056-one-committer.md; PROTOCOL P8, P18, P23.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Invariants
     - `rebuilt(base, difference(base, data)) == data`, whatever the two are.
 
 Pure: no clock, thread or I/O.
-Source: docs/design/0059-delta-manifests.md; rsync and VCDIFF (RFC 3284) copy and insert in the same way.
+Source: docs/decisions/0059-delta-manifests.md; rsync and VCDIFF (RFC 3284) copy and insert in the same way.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Invariants
     - Nothing that is in the log is deleted because a stored fold holds it.
 
 Pure: no clock, thread or I/O. checkpoint/repository.py moves the bytes.
-Source: PROTOCOL P5, P7; docs/design/0020, 0053.
+Source: PROTOCOL P5, P7; docs/decisions/0020, 0053.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Invariants
     - It names no output, neither pending nor confirmed, and its audit has counted nothing.
 
 Pure: no clock, thread or I/O. runtime/fork copies the objects.
-Source: DESIGN section 9; PROTOCOL P1, P16, P18; docs/design/0086-fork.md.
+Source: DESIGN section 9; PROTOCOL P1, P16, P18; docs/decisions/0086-fork.md.
 """
 
 from __future__ import annotations

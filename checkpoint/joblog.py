@@ -18,7 +18,7 @@ Invariants
     - The newest epoch that an owner completed is remembered as long as the owner: records of it may be pruned.
 
 Pure: no clock, thread or I/O. checkpoint/repository.py moves the bytes.
-Source: PROTOCOL P1, P2, P6, P7, P16; DESIGN section 13 for the record's form; docs/design/0010, 0020, 0057, 0086.
+Source: PROTOCOL P1, P2, P6, P7, P16; DESIGN section 13 for the record's form; docs/decisions/0010, 0020, 0057, 0086.
 """
 
 from __future__ import annotations

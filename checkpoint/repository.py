@@ -9,7 +9,7 @@ Invariants
     - A record is created only in a root that has the first record of the job and the one before it.
 
 Source: DESIGN section 4 (job log); PROTOCOL P4, P7 (if a record is missing, list again);
-docs/design/0116-roots-that-go.md.
+docs/decisions/0116-roots-that-go.md.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Invariants
     - An abandoned epoch is in no stretch, whatever its number: new numbers are above all old ones (P2).
 
 Pure: no clock, thread or I/O.
-Source: PROTOCOL P2, P6, P14; docs/design/0010-rewind.md. The word is PostgreSQL's.
+Source: PROTOCOL P2, P6, P14; docs/decisions/0010-rewind.md. The word is PostgreSQL's.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Keyed state beside the computation: the store, its changelog, the cold copy and its marker.
+"""Keyed state beside the computation: tables and their store, the changelog, images and copies on the local disk.
 
-Only rocks.py and directory.py use RocksDB and folders. Nothing here decides about epochs. The package can be called,
+Only paging/ and local/ touch files of this machine. Nothing here decides about epochs. The package can be called,
 because users read state with `hf.state(...)`, and importing any module of this package gives `holdfast` that attribute.
 """
 

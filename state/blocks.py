@@ -8,7 +8,7 @@ Invariants
     - Rows come in the order of (key group, canonical key), each once. Ranges are no rows; `through` holds their bounds.
     - The range of a key group is in `through` before a row of the key group is returned.
 
-Pure: it reads only the file that it is given. Source: docs/design/0037-state-inspection.md; format: changelog.py.
+Pure: it reads only the file that it is given. Source: docs/decisions/0037-state-inspection.md; format: changelog.py.
 """
 
 from __future__ import annotations

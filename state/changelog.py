@@ -17,7 +17,7 @@ Invariants
     - Rows are sorted, so two binary searches find the rows of a range of key groups.
     - Memory to write a merge, or to read a segment in parts, does not depend on its size.
 
-Pure: it reads and writes only the files that it is given. DESIGN sections 5 and 13; docs/formats; docs/design/0042.
+Pure: it reads and writes only the files that it is given. DESIGN sections 5 and 13; docs/formats; docs/decisions/0042.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Invariants
     - A base, which follows nothing, has neither tombstones nor ranges; any other result keeps them.
     - Memory follows the number of pieces of one key group and the width of rows, not the size of the state.
 
-Pure: it reads and writes only the files that it is given. DESIGN section 5; docs/design/0007, 0038, 0042.
+Pure: it reads and writes only the files that it is given. DESIGN section 5; docs/decisions/0007, 0038, 0042.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ Invariants
     - A wider key has the same canonical bytes, hash and key group.
 
 Pure: no clock, thread or I/O.
-Source: docs/design/0038-schema-evolution.md, docs/design/0040-values-of-any-width.md.
+Source: docs/decisions/0038-schema-evolution.md, docs/decisions/0040-values-of-any-width.md.
 """
 
 from __future__ import annotations

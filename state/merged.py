@@ -8,7 +8,8 @@ Invariants
     - The rows are those that restoring the pieces in the same order gives.
     - At most ROWS_AT_ONCE rows of every input are held.
 
-Pure. Source: docs/design/0037-state-inspection.md; PROTOCOL P8 (the newer value wins; a range erases what it covers).
+Pure. Source: docs/decisions/0037-state-inspection.md; PROTOCOL P8 (the newer value wins; a range erases what it
+covers).
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Rows of segments as the records of a topic, and back: one record per key, for people to read and to restore from.
 
     operator   its name
-    key        operator number u16 | key group u16 | canonical key, as in the local store (cold.py)
+    key        operator number u16 | key group u16 | canonical key (row_bytes.py)
     epoch      the epoch that wrote it
     row_key    the key columns as JSON, for people
     row        the values as JSON, for people; bytes as hex, a float that is no number as null
     layout     field ids and types of `value`, as JSON
-    value      the values as the local store packs them
+    value      the values, packed (row_bytes.py)
 
 A record that deletes has operator and key alone. A segment for a topic has no ranges: a range could not be compacted
 with the rows that it erases, so rows that expire are deleted one by one (TableSpec.ranges).
@@ -16,7 +16,7 @@ Invariants
     - The number in the key decides to which operator a record belongs: a name may be used again after its state was
       dropped.
 
-Pure: no clock, thread or I/O. Source: docs/design/0055-changelog-topic.md.
+Pure: no clock, thread or I/O. Source: docs/decisions/0055-changelog-topic.md.
 """
 
 from __future__ import annotations

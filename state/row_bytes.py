@@ -3,7 +3,7 @@
 A row is `[operator u16][key group u16][canonical key]` -> `[1][values, packed little-endian]`. If a column is not
 plain, it is `[2][values, u32 lengths of those of variable width][1 or 0 per nullable column: null or not][bytes]`.
 
-Pure. Source: docs/design/0055-changelog-topic.md.
+Pure. Source: docs/decisions/0055-changelog-topic.md.
 """
 
 from __future__ import annotations

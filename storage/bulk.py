@@ -5,7 +5,7 @@ Invariants
     - A bulk read returns every object that exists, whole.
 
 Pure: the store does the I/O.
-Source: S3's DeleteObjects takes up to 1,000 keys; docs/design/0053-control-plane-at-scale.md.
+Source: S3's DeleteObjects takes up to 1,000 keys; docs/decisions/0053-control-plane-at-scale.md.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Invariants
     - If a value is unknown for one part, it is unknown for the whole.
 
 Pure: no clock, thread or I/O. Hashes nothing, so code that only reads digests does not load Polars.
-Source: docs/design/0018-audit.md.
+Source: docs/decisions/0018-audit.md.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Invariants
     - What `opened` gives is read in the version that was asked for; `verify` says so of what was read before it.
     - A folder that cannot be listed completely is `Unavailable`; it never looks as if it had fewer files.
 
-Source: docs/design/0080-files-source.md.
+Source: docs/decisions/0080-files-source.md.
 """
 
 from __future__ import annotations

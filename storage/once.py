@@ -9,7 +9,7 @@ Invariants
     - Writing the same bytes again succeeds, also if one read of the object that exists is damaged.
 
 Pure: the store does the I/O.
-Source: PROTOCOL P16; docs/design/0117-functions-that-kill.md.
+Source: PROTOCOL P16; docs/decisions/0117-functions-that-kill.md.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ Invariants
     - `_VERSION` names the hash in stored digests: another hash is another version.
 
 Pure: no clock, thread or I/O. Whole columns at a time.
-Source: xxHash specification (xxh3-64, seed 0); docs/design/0018-audit.md.
+Source: xxHash specification (xxh3-64, seed 0); docs/decisions/0018-audit.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Requests run on the event loop of s3fs. At most one part is being written and IN_FLIGHT are being uploaded.
 
-Source: docs/design/0042-streamed-segments.md; S3's multipart upload.
+Source: docs/decisions/0042-streamed-segments.md; S3's multipart upload.
 """
 
 from __future__ import annotations

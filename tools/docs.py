@@ -32,6 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 WARNING = re.compile(r"\bwarning\b|^griffe|^mkdocstrings|^ERROR", re.IGNORECASE | re.MULTILINE)
+LATER = re.compile(r"^Status: (?:accepted, )?((?:in part )?(?:superseded|replaced) by \[.+?\]\(.+?\))", re.MULTILINE)
 Command = tuple[str, argparse.ArgumentParser]
 
 
@@ -182,13 +183,15 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;").replace("%%", "%")
 
 
-def design() -> str:
-    """Return the list of the design pages."""
+def decisions() -> str:
+    """Return the list of the decisions, each with what is true of it if it is not simply accepted."""
     lines = []
-    for path in sorted((DOCS / "design").glob("[0-9]*.md")):
-        title = re.sub(r"^# \d{4}:? *", "", path.read_text().splitlines()[0])
+    for path in sorted((DOCS / "decisions").glob("[0-9]*.md")):
+        text = path.read_text()
+        title = re.sub(r"^# \d{4}:? *", "", text.splitlines()[0])
+        later = LATER.search(text)
         if not path.name.startswith("0000"):
-            lines.append(f"- [{path.name[:4]}]({path.name}) {title}")
+            lines.append(f"- [{path.name[:4]}]({path.name}) {title}{f' ({later[1]})' if later else ''}")
     return "\n".join(lines) + "\n"
 
 
@@ -241,7 +244,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "phases": phases,
     "statuses": statuses,
     "commands": commands,
-    "design": design,
+    "decisions": decisions,
     "streams": streams,
 }
 

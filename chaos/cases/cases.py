@@ -3,7 +3,7 @@
 With `driver="test"` the app runs under the test driver, in virtual time and memory: every seed divides the rows in
 another way and brings other crashes at other moments, and the delivered rows are compared with an undisturbed run's.
 With `driver="spark"` the job's file runs on a real Spark under real faults, as with `holdfast chaos run`
-(docs/design/0016).
+(docs/decisions/0016).
 
 Invariants
     - An outcome is "held" only if every requested kind of fault fired and something was compared.

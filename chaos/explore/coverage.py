@@ -4,7 +4,7 @@ Rows are the faults F1 to F24 of the fault matrix, columns the protocol points. 
 another point proves nothing about this one. The cells in which comparable systems had bugs must be hit in every larger
 series of runs, as soon as the feature exists: that is looked up in the package, not kept in a list.
 
-Source: research section 2b, fault matrix and priority cells; I13, non-vacuity; docs/design/0019-coverage.md.
+Source: research section 2b, fault matrix and priority cells; I13, non-vacuity; docs/decisions/0019-coverage.md.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Invariants
     - The number of runs is limited.
 
 Pure: no clock, thread, random or I/O; the caller plays the runs.
-Source: Zeller and Hildebrandt, Simplifying and Isolating Failure-Inducing Input, 2002; docs/design/0019-coverage.md.
+Source: Zeller and Hildebrandt, Simplifying and Isolating Failure-Inducing Input, 2002; docs/decisions/0019-coverage.md.
 """
 
 from __future__ import annotations

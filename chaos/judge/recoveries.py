@@ -9,7 +9,7 @@ Invariants
     - Unknown values are None: an attempt with an unknown beginning gives no times.
 
 Pure: receives the times.
-Source: docs/design/0016-live-chaos.md.
+Source: docs/decisions/0016-live-chaos.md.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Invariant
     - A driver that ends for any other reason than the damaged object is not excused.
 
 Pure: receives the times, in seconds of one clock.
-Source: docs/design/0016-live-chaos.md; PROTOCOL P16.
+Source: docs/decisions/0016-live-chaos.md; PROTOCOL P16.
 """
 
 from __future__ import annotations

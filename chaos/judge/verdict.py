@@ -9,7 +9,7 @@ Invariants
     - No verdict improves here: "held" also needs the run's own verdict to be "held".
 
 Pure.
-Source: DESIGN section 10 (every armed fault must have fired); docs/design/0016-live-chaos.md.
+Source: DESIGN section 10 (every armed fault must have fired); docs/decisions/0016-live-chaos.md.
 """
 
 from __future__ import annotations

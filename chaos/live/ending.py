@@ -7,7 +7,7 @@ Invariants
     - A job whose sources have all ended is not stopped: only that end closes its last windows.
     - If a job is stopped before it has read its whole source, that is reported.
 
-Source: docs/design/0016-live-chaos.md.
+Source: docs/decisions/0016-live-chaos.md.
 """
 
 from __future__ import annotations

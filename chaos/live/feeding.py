@@ -103,7 +103,7 @@ class Feeder:
             self.error = HoldfastError(
                 f"unexpected {type(error).__name__}: {error}",
                 not_done="the log was not fed completely",
-                next_step="check the log that is read; see docs/design/0016-live-chaos.md",
+                next_step="check the log that is read; see docs/decisions/0016-live-chaos.md",
             )
 
     def _feed(self) -> None:

@@ -1,7 +1,7 @@
 """The journal of a real run: every event, written as it happens.
 
 One JSON object per line, each with `at_ms` since the start and `kind`. A run that is cut short leaves a journal that is
-correct up to that moment. docs/design/0016-live-chaos.md lists the kinds and their fields.
+correct up to that moment. docs/decisions/0016-live-chaos.md lists the kinds and their fields.
 
 Invariant
     - Lines are complete and in the order of their times: a reader may follow the file.

@@ -9,7 +9,7 @@ Invariants
     - The guard starts before every other process of a run and ends after all of them.
 
 A process started with a cleared environment is not recognised. The guard loads nothing but psutil.
-Source: docs/design/0016-live-chaos.md.
+Source: docs/decisions/0016-live-chaos.md.
 """
 
 from __future__ import annotations

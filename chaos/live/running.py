@@ -7,7 +7,7 @@ Invariants
       completed after the last fault, something was compared, and every comparison held.
     - When `run` returns or raises, no process of the run is left.
 
-Source: docs/design/0016-live-chaos.md.
+Source: docs/decisions/0016-live-chaos.md.
 """
 
 from __future__ import annotations

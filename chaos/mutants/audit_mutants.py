@@ -1,6 +1,6 @@
 """Wrong versions of the audit digests; chaos/mutants/mutants.py names the rule that each negates.
 
-Source: docs/design/0018-audit.md; PROTOCOL P8, P10.
+Source: docs/decisions/0018-audit.md; PROTOCOL P8, P10.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 They are applied as those of mutants.py are; tests/unit/runtime/test_keyed_mutants.py plays the job that catches them.
 The simulator catches those that need a branch of its jobs too (simulated.py).
 
-Source: docs/design/0065, 0066, 0078.
+Source: docs/decisions/0065, 0066, 0078.
 """
 
 from __future__ import annotations
@@ -119,32 +119,34 @@ def _records_nothing(_: Right) -> Right:
 
 
 CLOCK_MUTANTS = (
-    Mutant("clock-timer-fires-again", "P8, design/0078", "a timer of the clock that has fired returns with a restore",
+    Mutant("clock-timer-fires-again", "P8, decisions/0078",
+           "a timer of the clock that has fired returns with a restore",
            (Swap(ProcessOperator, "fire", _fires_again),)),
-    Mutant("overdue-timers-lost", "design/0078", "timers that became due while a subtask was down never fire",
+    Mutant("overdue-timers-lost", "decisions/0078", "timers that became due while a subtask was down never fire",
            (Swap(ProcessOperator, "__init__", _loses_overdue),)),
-    Mutant("now-goes-back", "design/0078", "the time that functions were shown is not recorded",
+    Mutant("now-goes-back", "decisions/0078", "the time that functions were shown is not recorded",
            (Swap(ProcessingClock, "note", _records_nothing),)),
 )  # fmt: skip
 """Those of processing time."""
 KEYED_MUTANTS = (
-    Mutant("timers-lost-in-a-rollback", "P10, design/0065", "a survivor's rollback empties the timers",
+    Mutant("timers-lost-in-a-rollback", "P10, decisions/0065", "a survivor's rollback empties the timers",
            (Swap(Table, "roll_back", _loses_timers),), needs="reminders"),
-    Mutant("timer-fires-twice", "design/0066", "a timer that is set and fires in one round is stored again",
+    Mutant("timer-fires-twice", "decisions/0066", "a timer that is set and fires in one round is stored again",
            (Swap(TimerCell, "fired", _keeps_what_fired),)),
-    Mutant("rest-of-a-round-lost", "design/0066", "due timers that a round does not reach are lost",
+    Mutant("rest-of-a-round-lost", "decisions/0066", "due timers that a round does not reach are lost",
            (Swap(TimerCell, "store", _loses_the_rest),)),
-    Mutant("renewed-value-expires", "design/0065", "a value that is set again expires when the former one would have",
+    Mutant("renewed-value-expires", "decisions/0065",
+           "a value that is set again expires when the former one would have",
            (Swap(ValueCell, "_put", _expires_renewed_values),)),
-    Mutant("side-lost", "design/0065", "rows for a side are lost if their frame emits none to the stream",
+    Mutant("side-lost", "decisions/0065", "rows for a side are lost if their frame emits none to the stream",
            (Swap(ProcessOperator, "_emitted", _loses_sides),)),
-    Mutant("key-group-forgotten", "P10, design/0065", "a deployed subtask loses the state of one key group",
+    Mutant("key-group-forgotten", "P10, decisions/0065", "a deployed subtask loses the state of one key group",
            (Swap(ProcessOperator, "__init__", _forgets_a_key_group),), needs="reminders"),
-    Mutant("failed-timer-kept", "design/0065", "a timer that a failed call set stays",
+    Mutant("failed-timer-kept", "decisions/0065", "a timer that a failed call set stays",
            (Swap(TimerCell, "_back", _keeps_what_failed),)),
-    Mutant("failed-element-kept", "design/0065", "an element that a failed call appended stays",
+    Mutant("failed-element-kept", "decisions/0065", "an element that a failed call appended stays",
            (Swap(ListCell, "_back", _keeps_what_failed),)),
-    Mutant("failed-value-lives-on", "design/0065", "a value that a failed call set again lives as long as it said",
+    Mutant("failed-value-lives-on", "decisions/0065", "a value that a failed call set again lives as long as it said",
            (Swap(ValueCell, "_back", _keeps_the_expiry),)),
     *CLOCK_MUTANTS,
 )  # fmt: skip

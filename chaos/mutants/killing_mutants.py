@@ -2,7 +2,7 @@
 
 They are applied as those of mutants.py are; tests/unit/runtime/test_killing_functions.py plays them.
 
-Source: docs/design/0117-functions-that-kill.md.
+Source: docs/decisions/0117-functions-that-kill.md.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ def _believes_two(_: Right) -> Right:
 
 
 KILLING_MUTANTS = (
-    Mutant("deaths-outlive-progress", "design/0117", "deaths count although an epoch has got past their place",
+    Mutant("deaths-outlive-progress", "decisions/0117", "deaths count although an epoch has got past their place",
            (Swap(killing, "passed", _remembers_everything),)),
-    Mutant("deaths-count-anywhere", "design/0117", "deaths at different offsets add up",
+    Mutant("deaths-count-anywhere", "decisions/0117", "deaths at different offsets add up",
            (Swap(killing, "place", _counts_anywhere),)),
-    Mutant("row-left-out-after-one-death", "design/0117", "a row is left out at which the process has died once",
+    Mutant("row-left-out-after-one-death", "decisions/0117", "a row is left out at which the process has died once",
            (Swap(killing, "at_one_row", _believes_one_death),)),
-    Mutant("two-deaths-are-proof", "design/0117", "two deaths during calls of a function end the run",
+    Mutant("two-deaths-are-proof", "decisions/0117", "two deaths during calls of a function end the run",
            (Swap(killing, "is_proved", _believes_two),)),
 )  # fmt: skip
 """Those of the count in the driver."""

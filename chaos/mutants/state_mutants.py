@@ -4,7 +4,7 @@ The simulator plays no lists, no times to live and no memory that leaves the pro
 branch of its jobs (simulated.py). They are applied as those of mutants.py are; tests/unit/state/test_state_mutants.py
 names the test that catches each.
 
-Source: PROTOCOL P8, P10; docs/design/0039, 0040, 0041.
+Source: PROTOCOL P8, P10; docs/decisions/0039, 0040, 0041.
 """
 
 from __future__ import annotations
@@ -116,25 +116,25 @@ def _leaves_inputs(_: Right) -> Right:
 
 
 STATE_MUTANTS = (
-    Mutant("region-dropped-unwritten", "design/0039", "a region leaves memory before its file has its content",
+    Mutant("region-dropped-unwritten", "decisions/0039", "a region leaves memory before its file has its content",
            (Swap(Area, "swap_out", _drops_unwritten),)),
-    Mutant("rows-left-in-order-of-records", "design/0039", "rows taken in another order get each other's slots",
+    Mutant("rows-left-in-order-of-records", "decisions/0039", "rows taken in another order get each other's slots",
            (Swap(indexed, "arrived", lambda _: lambda ordered, order: ordered),)),
-    Mutant("inputs-left-in-order-of-arrival", "design/0039", "rows taken in another order fold each other's values",
+    Mutant("inputs-left-in-order-of-arrival", "decisions/0039", "rows taken in another order fold each other's values",
            (Swap(indexed.IndexedRecords, "_reordered", _leaves_inputs),)),
-    Mutant("timer-fires-outside-of-epochs", "P8, design/0041", "a fired timer fires again after a restore",
+    Mutant("timer-fires-outside-of-epochs", "P8, decisions/0041", "a fired timer fires again after a restore",
            (Swap(Timers, "fire", fires_outside_of_epochs),), needs="reminders"),
-    Mutant("order-outlives-rollback", "P10, design/0041", "a timer that was set before a rollback fires after it",
+    Mutant("order-outlives-rollback", "P10, decisions/0041", "a timer that was set before a rollback fires after it",
            (Swap(Table, "roll_back", _keeps_orders),), needs="reminders"),
-    Mutant("suffix-left-by-prefix-delete", "design/0041", "a prefix delete leaves the rows after the third one",
+    Mutant("suffix-left-by-prefix-delete", "decisions/0041", "a prefix delete leaves the rows after the third one",
            (Swap(OrderedRows, "delete", _deletes_a_few),)),
     Mutant("freeze-sees-later-write", "P8", "a segment holds what was written after the barrier",
            (Swap(Table, "write", copies_what_was_changed), Swap(Table, "delete", copies_what_was_changed))),
     Mutant("range-restored-twice", "P14", "a restore reads the first piece of its key groups again at its end",
            (Swap(StateStore, "restore", _restores_first_again),)),
-    Mutant("restore-resets-ttl", "design/0041", "the time to live of a row begins again with a restore",
+    Mutant("restore-resets-ttl", "decisions/0041", "the time to live of a row begins again with a restore",
            (Swap(Table, "absorb", _lives_again),)),
-    Mutant("text-of-abandoned-epoch", "P10, design/0040", "a rollback keeps the texts of the epochs it abandons",
+    Mutant("text-of-abandoned-epoch", "P10, decisions/0040", "a rollback keeps the texts of the epochs it abandons",
            (Swap(Table, "roll_back", _keeps_texts),)),
 )  # fmt: skip
 """The wrong versions that the tests must catch; each names the rule that it negates."""

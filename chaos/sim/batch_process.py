@@ -9,7 +9,7 @@ Invariants
     - Of two attempts of a task the one counts that reports first; what others have read before is not taken back.
     - Rows that one task sends to another arrive in any order.
 
-Source: PROTOCOL P26; docs/design/0047-microbatch.md.
+Source: PROTOCOL P26; docs/decisions/0047-microbatch.md.
 """
 
 from __future__ import annotations

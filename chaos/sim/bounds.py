@@ -6,7 +6,7 @@ simulated job ends long before. With bounds of two and one both happen all the t
 Invariants
     - Every bound has its old value again after the run, also after a run that raised.
 
-Source: PROTOCOL P2, P18; docs/design/0019-coverage.md.
+Source: PROTOCOL P2, P18; docs/decisions/0019-coverage.md.
 """
 
 from __future__ import annotations

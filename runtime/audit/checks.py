@@ -5,7 +5,7 @@ Invariants
     - A partition is never forgotten, and a new one begins with its first record.
     - Nothing here reads a source or a target.
 
-Pure. Source: docs/design/0018-audit.md; PROTOCOL P8, P10, P12.
+Pure. Source: docs/decisions/0018-audit.md; PROTOCOL P8, P10, P12.
 """
 
 from __future__ import annotations

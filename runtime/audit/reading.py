@@ -8,7 +8,7 @@ Invariants
     - Nothing is written.
     - Rows that can no longer be read are not provable; rows that can be read and do not match differ.
 
-Source: docs/design/0018-audit.md; PROTOCOL P18 (staged output is kept as long as its manifest), P20, P21.
+Source: docs/decisions/0018-audit.md; PROTOCOL P18 (staged output is kept as long as its manifest), P20, P21.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A line is *proven* (read back and identical), *differs* (read back and different), or *not provable*, with the reason.
 Where digests are counts only, a line is marked as proven by count.
 
-Pure. Source: API.md (audit); docs/design/0018-audit.md.
+Pure. Source: API.md (audit); docs/decisions/0018-audit.md.
 """
 
 from __future__ import annotations

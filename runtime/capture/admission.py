@@ -12,7 +12,7 @@ Invariants
     - No more than `requests_max` requests and `bytes_max` bytes are held, those whose bodies are still read included.
     - After `stop` no request is admitted, and those that were admitted are stored without lingering.
 
-Pure: no clock, thread or I/O. Driven by server.py. Source: docs/design/0085-webhooks.md.
+Pure: no clock, thread or I/O. Driven by server.py. Source: docs/decisions/0085-webhooks.md.
 """
 
 from __future__ import annotations

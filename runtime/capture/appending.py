@@ -9,7 +9,7 @@ Invariants
     - After `Unavailable` the outcome of a batch is unknown. The next append settles it first (P4), and reads its keys.
     - Times of rows never decrease within a process, and never lie before those in the log that it has read.
 
-Source: PROTOCOL P4, P17; docs/design/0085-webhooks.md.
+Source: PROTOCOL P4, P17; docs/decisions/0085-webhooks.md.
 """
 
 from __future__ import annotations

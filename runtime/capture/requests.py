@@ -1,6 +1,6 @@
 """What a request says: whether it is signed, its idempotency key, and its body as a row.
 
-Pure: no clock or I/O. Source: docs/design/0085-webhooks.md.
+Pure: no clock or I/O. Source: docs/decisions/0085-webhooks.md.
 """
 
 from __future__ import annotations

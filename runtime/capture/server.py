@@ -13,7 +13,7 @@ before it.
 | 429 | too many requests wait; with Retry-After |
 | 503 | the log or a secret is unreachable, or the process is stopping; with Retry-After |
 
-Source: RFC 9110; docs/design/0085-webhooks.md.
+Source: RFC 9110; docs/decisions/0085-webhooks.md.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ Invariants
     - The rows of a snapshot become visible in one commit, with its position; before it, the log has no rows.
     - An attempt that another one has followed can never be appended.
 
-Source: PROTOCOL P4, P17; docs/design/0087-postgres-capture.md.
+Source: PROTOCOL P4, P17; docs/decisions/0087-postgres-capture.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Values that the master derives from its state: deployments, the next manifest, the right to write to targets.
 
 Pure: no clock, thread or I/O.
-Source: DESIGN sections 3 to 5; PROTOCOL P1, P8, P17, P18, P20; docs/design/0021-owned-targets.md,
+Source: DESIGN sections 3 to 5; PROTOCOL P1, P8, P17, P18, P20; docs/decisions/0021-owned-targets.md,
 0057-what-owners-completed.md.
 """
 

@@ -13,7 +13,7 @@ Invariants
     - The end of the run is appended only when the output of its last epoch is delivered (P13).
 
 Pure: no clock, thread or I/O. Part of runtime/driver/master.py.
-Source: PROTOCOL P7, P8, P9, P13, P16, P18, P20, P23; docs/design/0007, 0056-one-committer.md.
+Source: PROTOCOL P7, P8, P9, P13, P16, P18, P20, P23; docs/decisions/0007, 0056-one-committer.md.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ Invariants
     - A host is avoided, never excluded: the report of a worker may be wrong, or the network mended.
 
 Pure: no clock, thread or I/O. Part of runtime/driver/master.py.
-Source: DESIGN section 3 (restart policy); PROTOCOL P2, P4; docs/design/0064-severed-hosts.md.
+Source: DESIGN section 3 (restart policy); PROTOCOL P2, P4; docs/decisions/0064-severed-hosts.md.
 """
 
 from __future__ import annotations

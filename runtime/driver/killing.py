@@ -24,7 +24,7 @@ Invariants
     - A row is left out for as long as it may be ahead.
 
 Pure: no clock, thread or I/O. Part of runtime/driver/master.py.
-Source: docs/design/0117-functions-that-kill.md, 0121-reads-that-kill.md.
+Source: docs/decisions/0117-functions-that-kill.md, 0121-reads-that-kill.md.
 """
 
 from __future__ import annotations

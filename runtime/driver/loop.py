@@ -8,7 +8,7 @@ Invariants
     - An append whose outcome is unknown is sent again until its slot is read (P4).
     - No effect of a state that breaks an invariant of fence, owner or order is performed.
 
-Source: DESIGN sections 2 to 4; PROTOCOL P4, P9; docs/design/0116-roots-that-go.md.
+Source: DESIGN sections 2 to 4; PROTOCOL P4, P9; docs/decisions/0116-roots-that-go.md.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ Invariants
     - The input is over only if a listing that began after every partition had ended shows no other partition.
 
 Pure: no clock, thread or I/O. Part of runtime/driver/master.py.
-Source: PROTOCOL P12, P13, P22; docs/design/0035-partition-discovery.md, 0048-event-time-alignment.md.
+Source: PROTOCOL P12, P13, P22; docs/decisions/0035-partition-discovery.md, 0048-event-time-alignment.md.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Invariants
     - An unreachable target is retried until it answers; one that can never be repaired ends the run.
     - A result for an older generation changes nothing (P2).
 
-Source: DESIGN section 9; PROTOCOL P17, P18, P21, P24; docs/design/0010-rewind.md.
+Source: DESIGN section 9; PROTOCOL P17, P18, P21, P24; docs/decisions/0010-rewind.md.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ Invariants
     - A rewind is refused unless the before-images of everything after the base still exist (P16).
 
 Pure: no clock, thread or I/O. Part of runtime/driver/master.py.
-Source: DESIGN sections 9, 13; PROTOCOL P4, P6, P13, P16, P21; docs/design/0010-rewind.md.
+Source: DESIGN sections 9, 13; PROTOCOL P4, P6, P13, P16, P21; docs/decisions/0010-rewind.md.
 """
 
 from __future__ import annotations

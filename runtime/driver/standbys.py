@@ -17,7 +17,7 @@ Invariants
     - There are at most WAYPOINTS_MAX per subtask; a copy that is further behind is restored.
 
 Pure: no clock, thread or I/O. Part of runtime/driver/master.py.
-Source: DESIGN section 5 (standby); docs/design/0054-standbys.md.
+Source: DESIGN section 5 (standby); docs/decisions/0054-standbys.md.
 """
 
 from __future__ import annotations

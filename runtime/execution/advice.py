@@ -4,7 +4,7 @@ A crash can leave rows of sinks that are written immediately beyond the checkpoi
 again, and nothing changes. Changed code does not: rows that the old code wrote for re-read records keep their tags, so
 the new code's rows for these records are not applied. A stop at a barrier leaves no such rows.
 
-Source: PROTOCOL P22; docs/design/0012, 0046, 0086.
+Source: PROTOCOL P22; docs/decisions/0012, 0046, 0086.
 """
 
 from __future__ import annotations

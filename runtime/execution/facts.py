@@ -7,7 +7,7 @@ Invariants
     - Targets are read before the log is read again: a live driver may complete and deliver epochs meanwhile, and every
       epoch in a target was completed in the log before.
 
-Source: API.md (exit statuses); docs/design/0124-checks-of-a-start.md.
+Source: API.md (exit statuses); docs/decisions/0124-checks-of-a-start.md.
 """
 
 from __future__ import annotations

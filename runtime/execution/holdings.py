@@ -2,7 +2,7 @@
 
 An unreachable target is compared when it is first written to, in that transaction (sinks/contract/owners.py).
 
-Source: PROTOCOL P1, P17, P24; docs/design/0021-owned-targets.md.
+Source: PROTOCOL P1, P17, P24; docs/decisions/0021-owned-targets.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The place of workers that run as processes of this machine, without Spark and Java.
 
-Source: docs/design/0113-local-processes.md.
+Source: docs/decisions/0113-local-processes.md.
 """
 
 from __future__ import annotations

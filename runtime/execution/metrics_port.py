@@ -3,7 +3,7 @@
 Setting `metrics_port`; the address is loopback unless `metrics_host` names another. Nothing is authenticated:
 every process that can connect can read the metrics.
 
-Source: docs/design/0033-metrics.md.
+Source: docs/decisions/0033-metrics.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The execution in microbatches: every epoch is one Spark job, and Spark's slots are free between two of them.
 
-Source: DESIGN section 8; HOUSE 4; docs/design/0047-microbatch.md.
+Source: DESIGN section 8; HOUSE 4; docs/decisions/0047-microbatch.md.
 """
 
 from __future__ import annotations

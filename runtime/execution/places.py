@@ -1,6 +1,6 @@
 """The seam between resident workers and where their processes run: as Spark tasks, or as processes of this machine.
 
-Source: docs/design/0113-local-processes.md.
+Source: docs/decisions/0113-local-processes.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Every check that can refuse the job runs before anything is appended to the job log. They are in `checks/`, in the order
 of `checks/ordered.py`; what they ask is in `facts.py`.
 
-Source: DESIGN sections 2 to 4; API.md (exit statuses); docs/design/0124-checks-of-a-start.md.
+Source: DESIGN sections 2 to 4; API.md (exit statuses); docs/decisions/0124-checks-of-a-start.md.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Copies of a killed attempt disturb nothing, and the first sweep of the new job d
 Nothing keeps the checkpoint while it is copied. If it expires meanwhile, an object is missing, and the log, in which
 the expiry precedes every deletion (P16), shows why: the fork is refused.
 
-Source: docs/design/0086-fork.md; checkpoint/forks.py.
+Source: docs/decisions/0086-fork.md; checkpoint/forks.py.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ Invariants
     - Every line has an even number of quotes and no carriage return within it, so none continues in the next one.
     - Which lines are refused, and why, depends on each line alone.
 
-Pure. Source: docs/design/0080-files-source.md.
+Pure. Source: docs/decisions/0080-files-source.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Refuses rows with a null where there may be none in the same way, whatever the lines are written in.
 
-Pure. Source: docs/design/0075-kafka-source.md.
+Pure. Source: docs/decisions/0075-kafka-source.md.
 """
 
 from __future__ import annotations

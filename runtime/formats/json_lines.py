@@ -28,7 +28,7 @@ Invariants
       each line is one row.
     - Which rows are refused, and why, depends on each row alone.
 
-Pure. Source: API.md (JSON); docs/design/0075-kafka-source.md.
+Pure. Source: API.md (JSON); docs/decisions/0075-kafka-source.md.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ Invariants
     - The result depends on the values alone, not on their order or on batches (floats: up to rounding).
 
 Pure.
-Source: docs/design/0061-aggregate-functions.md.
+Source: docs/decisions/0061-aggregate-functions.md.
 """
 
 from __future__ import annotations

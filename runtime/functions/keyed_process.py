@@ -13,7 +13,7 @@ What a class declares is a description: at run time the operator gives each copy
 same attributes (runtime/operators/process/operator.py). Outside a running function every access is refused.
 
 Pure.
-Source: API.md; docs/design/0065-keyed-functions.md.
+Source: API.md; docs/decisions/0065-keyed-functions.md.
 """
 
 from __future__ import annotations

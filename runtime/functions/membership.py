@@ -8,7 +8,7 @@ The result is a state behind a header with all that `may_contain` needs: it asks
 those of approx_distinct, and a part of the format.
 
 Pure.
-Source: docs/design/0098-filters-of-members.md; Bloom, Space/time trade-offs in hash coding, 1970; Kirsch and
+Source: docs/decisions/0098-filters-of-members.md; Bloom, Space/time trade-offs in hash coding, 1970; Kirsch and
 Mitzenmacher, Less hashing, same performance, 2006 (bits from two hashes).
 """
 

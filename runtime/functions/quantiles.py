@@ -7,7 +7,7 @@ additions of integers are involved: a state follows from the values alone, whate
 The result is the middle of the bucket of the value with rank floor(q * (n - 1)). NaN is larger than every number.
 
 Pure.
-Source: docs/design/0061-aggregate-functions.md; Masson, Rim, Lee, DDSketch, 2019 (relative error, merges).
+Source: docs/decisions/0061-aggregate-functions.md; Masson, Rim, Lee, DDSketch, 2019 (relative error, merges).
 """
 
 from __future__ import annotations

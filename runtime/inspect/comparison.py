@@ -3,7 +3,7 @@
 Keys are compared by their stored state, so a key whose result looks the same may have changed: a mean with one more
 value, for example. Both sides must have the same columns.
 
-Source: docs/design/0037-state-inspection.md.
+Source: docs/decisions/0037-state-inspection.md.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Invariants
     - Every change is given with the epoch of the first retained checkpoint that has it.
     - The history is that of one timeline's end: checkpoints that a rewind abandoned are no part of it.
 
-Source: docs/design/0037-state-inspection.md.
+Source: docs/decisions/0037-state-inspection.md.
 """
 
 from __future__ import annotations

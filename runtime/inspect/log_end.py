@@ -3,7 +3,7 @@
 A log that lost its newest records looks like an earlier log. A run from there would deliver again what the missing
 records had committed, or leave it out.
 
-Source: docs/design/0020-histories.md; checkpoint/beyond.py defines what is proof.
+Source: docs/decisions/0020-histories.md; checkpoint/beyond.py defines what is proof.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Invariants
     - Rows are given only once every object of the read was verified: an answer is never wrong or partial.
     - An answer is the state of one epoch, and names it and its timeline.
 
-Source: docs/design/0037-state-inspection.md; PROTOCOL P2, P16, P25.
+Source: docs/decisions/0037-state-inspection.md; PROTOCOL P2, P16, P25.
 """
 
 from __future__ import annotations

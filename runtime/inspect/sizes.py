@@ -3,7 +3,7 @@
 Rows are live rows: merged, without what newer pieces replaced. Bytes are those of the stored blocks, compressed, and of
 whole objects: an object that two subtasks share after a rescale counts for both of them, but once in the sum.
 
-Source: docs/design/0037-state-inspection.md.
+Source: docs/decisions/0037-state-inspection.md.
 """
 
 from __future__ import annotations

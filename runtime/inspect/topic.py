@@ -8,7 +8,7 @@ Invariants
     - The base has the newest record of every key through the checkpoint's epoch, on its lineage.
 
 Memory: the records of the key groups that are read.
-Source: docs/design/0055-changelog-topic.md, docs/design/0037-state-inspection.md.
+Source: docs/decisions/0055-changelog-topic.md, docs/decisions/0037-state-inspection.md.
 """
 
 from __future__ import annotations

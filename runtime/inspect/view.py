@@ -1,11 +1,11 @@
 """How the state of an operator is shown: under the names and types of its results, from its identity alone.
 
-The identity is stored with every checkpoint (docs/design/0024), so the job's code is not needed. Aggregates are shown
-by their values, windows with start and end, the clock of an operator per key group. Other state, and state of versions
-that kept no identity, is shown by its own columns.
+The identity is stored with every checkpoint (docs/decisions/0024), so the job's code is not needed. Aggregates are
+shown by their values, windows with start and end, the clock of an operator per key group. Other state, and state of
+versions that kept no identity, is shown by its own columns.
 
 Pure.
-Source: docs/design/0037-state-inspection.md; API.md (result columns).
+Source: docs/decisions/0037-state-inspection.md; API.md (result columns).
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def type_of(text: str) -> pa.DataType:
 
 _Shown = tuple[pa.Field, Compute]
 SLICE_START, SLICE_END = "slice_start", "slice_end"
-"""Windows that overlap share the state of slices (docs/design/0062-slices.md)."""
+"""Windows that overlap share the state of slices (docs/decisions/0062-slices.md)."""
 
 
 def _view(operator: OperatorState, key: KeyType, keys: list[_Shown], values: list[_Shown]) -> View:

@@ -1,7 +1,7 @@
 """Delays that a driver has measured in its run, as histograms: how long checkpoints and recoveries took.
 
 Pure.
-Source: docs/design/0033-metrics.md.
+Source: docs/decisions/0033-metrics.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Made from the JSON status alone, so that a driver's port and `holdfast status --format openmetrics` report the same. An
 unknown value has no sample: it is never zero.
 
-Source: openmetrics.io, specification 1.0; prometheus.io, Metric and label naming; docs/design/0033-metrics.md.
+Source: openmetrics.io, specification 1.0; prometheus.io, Metric and label naming; docs/decisions/0033-metrics.md.
 """
 
 from __future__ import annotations

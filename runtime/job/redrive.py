@@ -15,7 +15,7 @@ Invariants
       record, else read again from the source's log at the offset in the letter.
     - Nothing is appended before every letter was examined; no letter is left out unless the caller allowed it.
 
-Source: PROTOCOL P4, P17; docs/design/0009-dead-letters.md.
+Source: PROTOCOL P4, P17; docs/decisions/0009-dead-letters.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the status reports of standbys.
 
 Pure: values in, values out.
-Source: API.md, JSON `status`; docs/design/0054-standbys.md.
+Source: API.md, JSON `status`; docs/decisions/0054-standbys.md.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Invariants
     - A task reads blocks of one attempt of each sender, and its result names them (P26).
 
 Pure.
-Source: PROTOCOL P26; docs/design/0047-microbatch.md.
+Source: PROTOCOL P26; docs/decisions/0047-microbatch.md.
 """
 
 from __future__ import annotations

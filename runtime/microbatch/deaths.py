@@ -1,4 +1,4 @@
-"""The end of a task's process during a call of a function, as the job reports it (docs/design/0117).
+"""The end of a task's process during a call of a function, as the job reports it (docs/decisions/0117).
 
 Pure.
 """

@@ -7,7 +7,7 @@ Invariants
     - Events are handled one at a time, on the thread of the driver's loop.
     - What belongs to an older generation, or to a job that no longer counts, changes nothing (P2, P26).
 
-Source: docs/design/0047-microbatch.md; PROTOCOL P2, P8, P12, P13, P18, P26.
+Source: docs/decisions/0047-microbatch.md; PROTOCOL P2, P8, P12, P13, P18, P26.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Spark waits for executors without a word, and a task may call a function that does not return.
 
 Pure.
-Source: docs/design/0047-microbatch.md.
+Source: docs/decisions/0047-microbatch.md.
 """
 
 from __future__ import annotations

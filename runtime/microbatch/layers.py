@@ -4,7 +4,7 @@ A shuffle by key begins a new layer. An edge without a key stays in its subtask,
 layer. Tasks of a layer begin only when all tasks before them have ended, so a task has all of its input.
 
 Pure.
-Source: docs/design/0047-microbatch.md.
+Source: docs/decisions/0047-microbatch.md.
 """
 
 from __future__ import annotations

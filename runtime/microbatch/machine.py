@@ -13,7 +13,7 @@ Invariants
     - A merge goes into every ack until one of their epochs is completed.
 
 Pure: no clock, thread or I/O. Driven by runtime/microbatch/host.py.
-Source: PROTOCOL P8, P12, P16, P18, P26; docs/design/0047-microbatch.md.
+Source: PROTOCOL P8, P12, P16, P18, P26; docs/decisions/0047-microbatch.md.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Batches:
     """A merge is in progress, or done and not yet part of a completed epoch."""
     merged: Mapping[Subtask, SegmentRef] = field(default_factory=dict)
     committed_once: frozenset[str] = frozenset()
-    """Sinks whose committed output the driver hands over for all writers together (docs/design/0056)."""
+    """Sinks whose committed output the driver hands over for all writers together (docs/decisions/0056)."""
 
     @property
     def reached(self) -> Positions:

@@ -8,7 +8,7 @@ Invariants
     - What a rate still holds back is not there, but a run that reads to the end of its input waits for it.
     - A request to look again is answered by looks that were begun after it, or when ANSWER_S are over.
 
-Source: PROTOCOL P11, P12, P13; docs/design/0047-microbatch.md.
+Source: PROTOCOL P11, P12, P13; docs/decisions/0047-microbatch.md.
 """
 
 from __future__ import annotations

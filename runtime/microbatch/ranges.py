@@ -1,7 +1,7 @@
 """Fixes how far an epoch reads each partition, and how many records that may be.
 
 Pure.
-Source: docs/design/0047-microbatch.md.
+Source: docs/decisions/0047-microbatch.md.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Pace:
 def in_step(
     ends: Mapping[Place, int], partitions: Mapping[Place, Reached], limits: Mapping[Group, Limit]
 ) -> dict[Place, int]:
-    """Leave out the partitions that are too far ahead in event time (docs/design/0048).
+    """Leave out the partitions that are too far ahead in event time (docs/decisions/0048).
 
     Args:
         ends: How far there is something to read.

@@ -9,7 +9,7 @@ Invariants
     - Its result is the last thing that it sends, after every object that the result names is durable.
     - Values for later layers are passed on unchanged.
 
-Source: PROTOCOL P26; docs/design/0047-microbatch.md.
+Source: PROTOCOL P26; docs/decisions/0047-microbatch.md.
 """
 
 from __future__ import annotations

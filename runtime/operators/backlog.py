@@ -10,7 +10,7 @@ Invariants
 
 A function that has ended its process gets its rows in small portions (suspicion.py).
 
-Pure, as far as the user's functions are. Source: docs/design/0004-python-functions.md, 0117-functions-that-kill.md.
+Pure, as far as the user's functions are. Source: docs/decisions/0004-python-functions.md, 0117-functions-that-kill.md.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ Invariants
     - An operator emits the results of an epoch in `on_barrier`, or in work that it defers there; then tables freeze.
 
 Pure.
-Source: docs/design/0031-operator-kernel.md.
+Source: docs/decisions/0031-operator-kernel.md.
 """
 
 from __future__ import annotations

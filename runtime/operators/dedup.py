@@ -12,10 +12,10 @@ Invariants
     - A row is late if and only if the clock of its key is at or after its time plus `within`. Every passed row that a
       row which is not late can repeat is in the state.
     - Passed rows out of reach of all rows that are not late leave the state, by one range per key group
-      (docs/design/0015-window-expiry.md).
+      (docs/decisions/0015-window-expiry.md).
 
 Pure.
-Source: docs/design/0031-operator-kernel.md.
+Source: docs/decisions/0031-operator-kernel.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Differences between the identity of an operator's state and the one that wrote it; what all operators share.
 
 Pure.
-Source: docs/design/0024-identity-of-state.md.
+Source: docs/decisions/0024-identity-of-state.md.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Invariants
     - The clock of every owned key group is in the state before the barrier's freeze, if `note` is called there.
 
 Pure.
-Source: docs/design/0006-watermarks.md; PROTOCOL P11.
+Source: docs/decisions/0006-watermarks.md; PROTOCOL P11.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Invariants
     - What was shown is in the state before the barrier's freeze, if `note` is called there.
 
 Pure; the clock is a parameter.
-Source: docs/design/0078-processing-time.md.
+Source: docs/decisions/0078-processing-time.md.
 """
 
 from __future__ import annotations

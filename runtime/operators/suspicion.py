@@ -1,4 +1,4 @@
-"""A function that has ended its process, and the batch that it is given next (docs/design/0117).
+"""A function that has ended its process, and the batch that it is given next (docs/decisions/0117).
 
 Its rows are given to it in small portions, so that the place that is noted before the next death is narrow. Rows for
 which it is known to end its process are not given to it.

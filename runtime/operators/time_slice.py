@@ -15,7 +15,7 @@ Invariants
     - Without a clock, as in simulations, all work is done in the turn in which it arrives.
 
 Pure; the clock is a parameter.
-Source: docs/design/0004-python-functions.md.
+Source: docs/decisions/0004-python-functions.md.
 """
 
 from __future__ import annotations

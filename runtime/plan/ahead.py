@@ -10,7 +10,7 @@ Invariants
     - What the source no longer stands by (`take`) is read again.
     - The readers of a source keep at most `bytes_max` ahead of the worker, besides what the worker has asked for.
 
-Pure: the lane does the reading. Source: docs/design/0032-connectors.md.
+Pure: the lane does the reading. Source: docs/decisions/0032-connectors.md.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Ahead:
         bytes_max: 0 reads nothing before it is asked for.
         watch: Returns a lane that waits for records; None: the worker looks for them by itself, from time to time.
         alone_for: For so many epochs, read in the thread that asks, and nothing ahead: then what that thread has marked
-            is what runs (docs/design/0121). None: always.
+            is what runs (docs/decisions/0121). None: always.
     """
 
     def __init__(

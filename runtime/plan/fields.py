@@ -8,7 +8,7 @@ Invariants
     - A column that the operator's first checkpoint has is never `late`.
 
 Pure.
-Source: docs/design/0038-schema-evolution.md.
+Source: docs/decisions/0038-schema-evolution.md.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Invariants
     - State that no argument names is never given up.
 
 Pure.
-Source: docs/design/0046-dropped-state.md.
+Source: docs/decisions/0046-dropped-state.md.
 """
 
 from __future__ import annotations

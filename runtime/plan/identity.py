@@ -14,7 +14,7 @@ next checkpoint has them all.
 
 Invariants
     - Two names never share a number, not even at different times of one job.
-    - An operator reads only state that its own identity wrote, or that docs/design/0024 or 0038 allows it to read.
+    - An operator reads only state that its own identity wrote, or that docs/decisions/0024 or 0038 allows it to read.
 
 Pure.
 """

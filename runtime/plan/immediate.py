@@ -11,7 +11,7 @@ By the identity of the path, a later run can see whether the code has changed. I
 expressions and columns, and the compiled code of Python functions, but not what these functions call or read.
 
 Pure.
-Source: PROTOCOL P22; DESIGN section 13 (immediate idempotent mode); docs/design/0012, 0093.
+Source: PROTOCOL P22; DESIGN section 13 (immediate idempotent mode); docs/decisions/0012, 0093.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What becomes of a job's kept state under the job's present code: numbers, field ids, and what the user gives up.
 
 Pure.
-Source: docs/design/0024-identity-of-state.md, docs/design/0038-schema-evolution.md, docs/design/0046-dropped-state.md.
+Source: docs/decisions/0024-identity-of-state.md, 0038-schema-evolution.md,
+0046-dropped-state.md.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Invariants
     - A job that has read all that there was at the earlier look keeps up, whatever the source removes.
     - A pace is that of completed checkpoints: what a checkpoint does not hold is read again after a failure.
 
-Pure. Source: DESIGN section 6 (an alarm before records are lost); docs/design/0108-loss-alarm.md.
+Pure. Source: DESIGN section 6 (an alarm before records are lost); docs/decisions/0108-loss-alarm.md.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ yet, channels, the cache and the write buffers of the local RocksDB. The interpr
 Output that waits for delivery (`staged_bytes_max`) is not part of it: it is in the root, and read object by object.
 
 Pure: no clock, thread or I/O.
-Source: docs/design/0039-state-larger-than-memory.md.
+Source: docs/decisions/0039-state-larger-than-memory.md.
 """
 
 from __future__ import annotations

@@ -212,7 +212,7 @@ class Plan:
         return first
 
     def aligned(self) -> tuple[Group, ...]:
-        """Return the groups of sources whose subtasks keep together in event time (docs/design/0048)."""
+        """Return the groups of sources whose subtasks keep together in event time (docs/decisions/0048)."""
         first = self.read_together()
         timed = [spec for spec in self.sources if spec.event_time is not None]
         groups = {at: [s for s in timed if first[s.fragment] == at] for at in dict.fromkeys(first.values())}

@@ -6,7 +6,7 @@ a union. There a column is identified by its name alone, not by the place: addin
 the same columns, changes no state.
 
 Pure.
-Source: docs/design/0024-identity-of-state.md.
+Source: docs/decisions/0024-identity-of-state.md.
 """
 
 from __future__ import annotations

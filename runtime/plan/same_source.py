@@ -2,7 +2,7 @@
 
 Asked where a job starts, at every recovery, by a plan, and before partitions that were added to a source are read.
 
-Pure: the source does the reading. Source: PROTOCOL P12; docs/design/0022-source-identity.md.
+Pure: the source does the reading. Source: PROTOCOL P12; docs/decisions/0022-source-identity.md.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ can be read.
 A step that several chains share is kept once. Display text is kept beside the forms and never compared.
 
 Pure.
-Source: docs/design/0024-identity-of-state.md.
+Source: docs/decisions/0024-identity-of-state.md.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ All these changes are allowed; identity.py and admission.py refuse the others. T
 output after the checkpoint, never before it.
 
 Pure.
-Source: docs/design/0024-identity-of-state.md.
+Source: docs/decisions/0024-identity-of-state.md.
 """
 
 from __future__ import annotations

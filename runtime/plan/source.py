@@ -11,7 +11,7 @@ Invariants
     - Records that were removed before they were read are an error, or are reported by a reader as lost (`Read.lost`).
     - Two histories of a source that differ in a record before an offset have different identities there.
 
-Source: DESIGN section 6; PROTOCOL P12: only the master discovers partitions. docs/design/0022-source-identity.md: a
+Source: DESIGN section 6; PROTOCOL P12: only the master discovers partitions. docs/decisions/0022-source-identity.md: a
 log that was recreated, or restored from an older copy, is not the log that the job has read.
 """
 

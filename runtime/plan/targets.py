@@ -3,7 +3,7 @@
 Links and the spellings of paths, URLs and servers are recognised. Two names of a host that only a name server knows to
 be one are not: a target that belongs to one sink refuses the second one when it delivers.
 
-Pure, but for links in paths. Source: docs/design/0086-fork.md, 0095, 0104, 0115-own-output.md.
+Pure, but for links in paths. Source: docs/decisions/0086-fork.md, 0095, 0104, 0115-own-output.md.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Invariants
     - The process ends when the worker ends or closes it; it never outlives that by more than a connection attempt.
     - A worker also runs without it; it is then only silent while its interpreter is held.
 
-Source: docs/design/0026-vitals.md; pidfd_open(2), proc(5).
+Source: docs/decisions/0026-vitals.md; pidfd_open(2), proc(5).
 """
 
 from __future__ import annotations

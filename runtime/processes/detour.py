@@ -8,7 +8,7 @@ Invariants
     - Without the variable, no code of this module takes effect.
     - Only loopback addresses are allowed: harness and proxies are always on this machine.
 
-Source: docs/design/0016-live-chaos.md.
+Source: docs/decisions/0016-live-chaos.md.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Invariants
     - Each launch is reported as ended exactly once, however it ends: also if the zygote dies.
     - After `close` no process that was started here is alive.
 
-Source: docs/design/0113-local-processes.md.
+Source: docs/decisions/0113-local-processes.md.
 """
 
 from __future__ import annotations

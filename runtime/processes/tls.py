@@ -12,7 +12,7 @@ Invariants
     - A private key is in memory only, never in a file system.
     - The wall clock decides nothing: the certificate never expires, its use ends with the run (P3).
 
-Source: docs/design/0013-clusters.md; RFC 8446.
+Source: docs/decisions/0013-clusters.md; RFC 8446.
 """
 
 from __future__ import annotations

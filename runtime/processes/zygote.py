@@ -8,7 +8,7 @@ Invariants
     - No worker outlives the zygote, and the zygote does not outlive the driver.
     - User code is imported in workers only.
 
-Source: docs/design/0113-local-processes.md; fork(2), prctl(2), unix(7).
+Source: docs/decisions/0113-local-processes.md; fork(2), prctl(2), unix(7).
 """
 
 from __future__ import annotations

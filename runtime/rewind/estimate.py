@@ -8,7 +8,7 @@ and the restore of state are not included.
 Invariants
     - An unknown input makes the estimate unknown; it is 0 only if there is nothing to read and nothing to take back.
 
-Source: API.md, JSON `rewind`; docs/design/0010-rewind.md.
+Source: API.md, JSON `rewind`; docs/decisions/0010-rewind.md.
 """
 
 from __future__ import annotations

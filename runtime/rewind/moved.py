@@ -9,7 +9,7 @@ A SQL target has the tags of all of its tables; there before-images name the tab
 Invariants
     - What cannot be read, or was not recorded, is never taken for another target.
 
-Source: PROTOCOL P21, P24; docs/design/0106-sinks-that-move.md.
+Source: PROTOCOL P21, P24; docs/decisions/0106-sinks-that-move.md.
 """
 
 from __future__ import annotations

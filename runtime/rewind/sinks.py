@@ -10,7 +10,7 @@ Invariants
       missing, damaged, another target or owned by a newer run, takes no more rows, is written immediately, or has no
       sink in the file.
 
-Source: DESIGN section 9; API.md, JSON `rewind`; PROTOCOL P16, P21; docs/design/0010-rewind.md.
+Source: DESIGN section 9; API.md, JSON `rewind`; PROTOCOL P16, P21; docs/decisions/0010-rewind.md.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ Invariants
     - An unknown value is None, never 0, and prevents nothing.
     - Every partition known then or now has a row.
 
-Source: DESIGN section 9; API.md, JSON `rewind`; PROTOCOL P12, P16; docs/design/0014-log-compaction.md.
+Source: DESIGN section 9; API.md, JSON `rewind`; PROTOCOL P12, P16; docs/decisions/0014-log-compaction.md.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ It uses the loop of every driver. So after a crash at any point, the next run co
 the same time, the job log lets one win. From before its first record until its end it keeps its entry in `live.json`,
 so that a command that is repeated after a kill can see that the earlier process has ended.
 
-Source: DESIGN sections 9, 13; PROTOCOL P4, P6, P21; docs/design/0010-rewind.md.
+Source: DESIGN sections 9, 13; PROTOCOL P4, P6, P21; docs/decisions/0010-rewind.md.
 """
 
 from __future__ import annotations

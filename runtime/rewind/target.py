@@ -8,7 +8,7 @@ Invariants
     - A partition that a checkpoint does not list had not been read by then (P12).
     - A record that the last checkpoint has not read is refused: no output came of it that a rewind could undo.
 
-Source: DESIGN section 9; PROTOCOL P2 (numbers have gaps), P12, P16; docs/design/0010-rewind.md.
+Source: DESIGN section 9; PROTOCOL P2 (numbers have gaps), P12, P16; docs/decisions/0010-rewind.md.
 """
 
 from __future__ import annotations

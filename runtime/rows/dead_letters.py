@@ -12,7 +12,7 @@ Invariants
     - Unknown values are null: after a shuffle, the partition and offset of a row are unknown.
 
 Pure.
-Source: DESIGN section 6; docs/design/0009-dead-letters.md.
+Source: DESIGN section 6; docs/decisions/0009-dead-letters.md.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Within one Polars version, forms differ if and only if the expressions do. Betwe
 same expression, but different forms may do so too: the caller stores the version with them.
 
 Pure.
-Source: docs/design/0024-identity-of-state.md.
+Source: docs/decisions/0024-identity-of-state.md.
 """
 
 from __future__ import annotations

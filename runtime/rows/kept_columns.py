@@ -1,7 +1,7 @@
 """Columns of a stream as columns of state, for operators that keep whole rows.
 
-State has numbers, booleans, text and bytes (docs/design/0040). Times and dates are kept as their integers, decimals as
-their bytes, nested columns as bytes in MessagePack (nested/packed.py; docs/design/0118).
+State has numbers, booleans, text and bytes (docs/decisions/0040). Times and dates are kept as their integers, decimals
+as their bytes, nested columns as bytes in MessagePack (nested/packed.py; docs/decisions/0118).
 
 Pure.
 """

@@ -9,7 +9,7 @@ Invariants
     - Stored values do not change when an object that was got or set changes.
 
 Pure.
-Source: docs/design/0065-keyed-functions.md.
+Source: docs/decisions/0065-keyed-functions.md.
 """
 
 from __future__ import annotations

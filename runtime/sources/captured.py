@@ -4,7 +4,7 @@ A change of a table is seen once, so a job never reads one: it reads the log, wh
 puts or deletes a row by its primary key. For the job this source is that log in everything but its name; only
 `holdfast capture` looks at the rest.
 
-Source: API.md (sources, captured); docs/design/0087-postgres-capture.md.
+Source: API.md (sources, captured); docs/decisions/0087-postgres-capture.md.
 """
 
 from __future__ import annotations

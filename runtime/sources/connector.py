@@ -3,7 +3,7 @@
 `app.source`, `stream.sink` and `hf.App(changelog=)` take a connector, and pick the side. A system with one direction
 needs no connector: its object is a `Source` or a `Sink` itself.
 
-Source: docs/design/0032-connectors.md.
+Source: docs/decisions/0032-connectors.md.
 """
 
 from __future__ import annotations

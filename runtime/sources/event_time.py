@@ -10,7 +10,7 @@ Invariants
     - A watermark sent after a batch covers the batch; a partition that wakes is announced before its rows.
     - Partitions that have records are read lowest watermark first, so none runs ahead of the others.
 
-Source: DESIGN sections 6 and 13; PROTOCOL P11, P13; docs/design/0006-watermarks.md.
+Source: DESIGN sections 6 and 13; PROTOCOL P11, P13; docs/decisions/0006-watermarks.md.
 """
 
 from __future__ import annotations

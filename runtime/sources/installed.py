@@ -7,7 +7,7 @@ Invariants
     - A package cannot take a name of ours, nor one that another package has: neither is loaded.
     - Nothing is imported before a connector is asked for by its name.
 
-Source: docs/design/0032-connectors.md.
+Source: docs/decisions/0032-connectors.md.
 """
 
 from __future__ import annotations

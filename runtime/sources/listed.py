@@ -9,7 +9,7 @@ All of it is data of the connectors. A class may have two attributes for it; our
 The traits are those of the example, or of the class if they do not depend on its arguments. A package that cannot be
 loaded is listed with the reason, and hides no other one.
 
-Source: docs/design/0032-connectors.md.
+Source: docs/decisions/0032-connectors.md.
 """
 
 from __future__ import annotations

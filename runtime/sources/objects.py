@@ -3,7 +3,7 @@
 The head, `catalogue.json`, names the folder of the catalogue that the job reads. Folders of others are left by starts
 that did not complete, or were replaced.
 
-Pure: no clock, thread or I/O of its own. Source: docs/design/0080-files-source.md, 0095-topics-by-pattern.md.
+Pure: no clock, thread or I/O of its own. Source: docs/decisions/0080-files-source.md, 0095-topics-by-pattern.md.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Invariants
     - A partition is read only in the history that its position belongs to.
     - At most one second of unused rate is saved up for a burst.
 
-Source: DESIGN sections 6 and 13; PROTOCOL P12; docs/design/0008, 0022, 0035.
+Source: DESIGN sections 6 and 13; PROTOCOL P12; docs/decisions/0008, 0022, 0035.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class Throttle:
 
 @dataclass
 class HeldBack:
-    """How far sources may be read in event time while another subtask is behind (docs/design/0048).
+    """How far sources may be read in event time while another subtask is behind (docs/decisions/0048).
 
     Limits lapse unless the driver repeats them, so that nothing waits for a lost driver.
     """

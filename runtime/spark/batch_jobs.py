@@ -7,7 +7,7 @@ Invariants
     - Every attempt of a task has an identity of its own.
     - The end of a job is reported once, from a thread of its own.
 
-Source: DESIGN section 8; docs/design/0047-microbatch.md.
+Source: DESIGN section 8; docs/decisions/0047-microbatch.md.
 """
 
 from __future__ import annotations

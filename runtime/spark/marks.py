@@ -5,7 +5,7 @@ the error of the task if that process ends unexpectedly. Here the file holds the
 whose interpreter is held by a call is ended by a timer that does not need the interpreter.
 
 I/O: that file, a timer of Python's faulthandler.
-Source: docs/design/0026-vitals.md.
+Source: docs/decisions/0026-vitals.md.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A task runs as a whole when the seed picks it. What tasks send to each other is 
 in any order, as Spark's shuffle may do. With `losses` the output of a task that has ended may be lost, so that it runs
 again while others have read what it sent first; with `twice` a task may run twice, and either attempt may win.
 
-Source: docs/design/0047-microbatch.md; PROTOCOL P26.
+Source: docs/decisions/0047-microbatch.md; PROTOCOL P26.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ The kits beside this module test deliveries and reads. Here the server itself is
 does not let the user in. Afterwards, the target or the source that was open before is used further: no row is lost, and
 none comes twice.
 
-Source: docs/design/0101-outages.md; PROTOCOL P17.
+Source: docs/decisions/0101-outages.md; PROTOCOL P17.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@
 
 The rows have the columns of `SCHEMA`; those of a sink with a key are told apart by `user`.
 
-Source: sinks/contract/sink.py; PROTOCOL P17, P21, P24; docs/design/0032-connectors.md.
+Source: sinks/contract/sink.py; PROTOCOL P17, P21, P24; docs/decisions/0032-connectors.md.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
     def test_numbers(promise, source_kit):
         promise(source_kit)
 
-Source: runtime/plan/source.py; docs/design/0032-connectors.md.
+Source: runtime/plan/source.py; docs/decisions/0032-connectors.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A sink that the promises of `sink_kit.py` are tested with: how it is made, delivered to and read.
 
-Source: docs/design/0032-connectors.md.
+Source: docs/decisions/0032-connectors.md.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ batches. An event time becomes a column of the stream. A watermark is read and f
 nothing about how far event time has come.
 
 Pure.
-Source: docs/design/0071-watermarks-of-records.md.
+Source: docs/decisions/0071-watermarks-of-records.md.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ Invariants
     - A row that is not over at a point is at most `delay_us` older than that point.
 
 Pure.
-Source: docs/design/0060-joins.md.
+Source: docs/decisions/0060-joins.md.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 A pattern is a value: every method returns a new one. Its conditions are checked against columns when a stream uses it.
 
 Pure.
-Source: API.md; docs/design/0069-patterns.md.
+Source: API.md; docs/decisions/0069-patterns.md.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ Invariants
       that is behind does.
 
 Pure.
-Source: DESIGN section 6 (alignment between partitions); docs/design/0048-event-time-alignment.md.
+Source: DESIGN section 6 (alignment between partitions); docs/decisions/0048-event-time-alignment.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """When aggregates of windows are emitted: triggers of windows that never end, and intervals of early results.
 
 Pure.
-Source: API.md (windows); docs/design/0073-count-windows.md, 0082-early-results.md.
+Source: API.md (windows); docs/decisions/0073-count-windows.md, 0082-early-results.md.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ Invariants
     - A part that becomes idle and returns with a lower watermark does not lower the minimum; its records may be late.
 
 Pure.
-Source: Akidau et al., The Dataflow Model, 2015; PROTOCOL P11; docs/design/0006-watermarks.md.
+Source: Akidau et al., The Dataflow Model, 2015; PROTOCOL P11; docs/decisions/0006-watermarks.md.
 """
 
 from __future__ import annotations

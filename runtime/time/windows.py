@@ -13,7 +13,7 @@ Invariants
       (intake.py by the source's policy, the operators for times that a function returned).
 
 Pure.
-Source: API.md (windows); docs/design/0006-watermarks.md.
+Source: API.md (windows); docs/decisions/0006-watermarks.md.
 """
 
 from __future__ import annotations

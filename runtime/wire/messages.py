@@ -273,7 +273,7 @@ One is not enough: the first one ends behind the first call, which may be slow, 
 
 
 class Suspect(msgspec.Struct, frozen=True):
-    """A function that has ended its process (docs/design/0117)."""
+    """A function that has ended its process (docs/decisions/0117)."""
 
     operator: str
     rows_max: int = 0
@@ -321,7 +321,7 @@ class Deploy(Message, frozen=True):
     lineage: dict[Epoch, str] = {}
     """Epochs at which local state may serve as a base, with the SHA-256 of their manifests (P14)."""
     audit: str = "rows"
-    """What is digested: off, counts or rows (docs/design/0018)."""
+    """What is digested: off, counts or rows (docs/decisions/0018)."""
     claim: Claim = NO_CLAIM
     """The driver's right to write to targets, and to read the topic."""
     topic: TopicState | None = None
@@ -329,7 +329,7 @@ class Deploy(Message, frozen=True):
     suspects: tuple[Suspect, ...] = ()
     """Functions and reads of this subtask that have ended their process."""
     reads_alone: bool = False
-    """A process of this subtask has ended, maybe in a read: read nothing ahead for some epochs (docs/design/0121)."""
+    """A process of this subtask has ended, maybe in a read: read nothing ahead for some epochs (decisions/0121)."""
 
     @property
     def subtask(self) -> Subtask:

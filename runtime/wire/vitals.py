@@ -11,7 +11,7 @@ Invariants
     - A worker that holds its interpreter for too long is killed, and sooner if the driver has dismissed it.
 
 Pure: no clock, thread or I/O. Driven by runtime/processes/companion.py.
-Source: docs/design/0026-vitals.md.
+Source: docs/decisions/0026-vitals.md.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ UNKNOWN = -1
 
 
 class At(NamedTuple):
-    """The rows that were given to a function (docs/design/0117)."""
+    """The rows that were given to a function (docs/decisions/0117)."""
 
     rows: int
     """How many at most."""

@@ -3,7 +3,7 @@
 A merge reads stored objects alone, so it needs nothing from the operator thread, and its output can be checked against
 its input.
 
-Source: DESIGN section 5; PROTOCOL P14, P16; docs/design/0007.
+Source: DESIGN section 5; PROTOCOL P14, P16; docs/decisions/0007.
 """
 
 from __future__ import annotations

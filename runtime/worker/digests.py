@@ -9,7 +9,7 @@ Invariants
     - Counts cover this deployment alone; a rollback starts them from zero (P10).
     - "counts" computes no hash, "off" nothing.
 
-Pure. Source: DESIGN section 13; PROTOCOL P8, P10; docs/design/0018-audit.md.
+Pure. Source: DESIGN section 13; PROTOCOL P8, P10; docs/decisions/0018-audit.md.
 """
 
 from __future__ import annotations

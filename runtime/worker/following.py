@@ -14,7 +14,7 @@ Invariants
     - A restore ends once the worker is to run another subtask.
 
 For use by one thread, the operator thread.
-Source: docs/design/0054-standbys.md; DESIGN section 5 (standby); PROTOCOL P14.
+Source: docs/decisions/0054-standbys.md; DESIGN section 5 (standby); PROTOCOL P14.
 """
 
 from __future__ import annotations

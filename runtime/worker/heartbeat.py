@@ -107,7 +107,7 @@ def standby_heartbeat(
 
 
 def quiet_of(active: Active) -> Epoch:
-    """Return the last closed epoch if a later one would record nothing new of this subtask, else 0 (design/0025)."""
+    """Return the last closed epoch if a later one would record nothing new of this subtask, else 0 (decisions/0025)."""
     return NO_EPOCH if active.machine.merged is not None else active.run.quiet
 
 

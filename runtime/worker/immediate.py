@@ -13,7 +13,7 @@ Invariants
     - A worker that was overtaken, or that cannot write, never reports an epoch as written.
     - Work that an older generation left in the queue or in a lane changes nothing here.
 
-Source: PROTOCOL P22; DESIGN section 4, step 4; docs/design/0012, 0093.
+Source: PROTOCOL P22; DESIGN section 4, step 4; docs/decisions/0012, 0093.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class Worker:
     acked: Mapping[Epoch, SegmentRef] = field(default_factory=dict)
     """The merge that went into the ack of an epoch."""
     committed_once: frozenset[str] = frozenset()
-    """Sinks whose committed output the driver hands to one worker for all (docs/design/0056)."""
+    """Sinks whose committed output the driver hands to one worker for all (docs/decisions/0056)."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ Invariants
       others, which no queue counts.
 
 Pure.
-Source: DESIGN section 5 (key groups); docs/design/0053-control-plane-at-scale.md.
+Source: DESIGN section 5 (key groups); docs/decisions/0053-control-plane-at-scale.md.
 """
 
 from __future__ import annotations

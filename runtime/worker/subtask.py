@@ -13,7 +13,7 @@ Invariants
     - Source positions are noted at the barrier, by the thread that reads; never while a source is midway.
     - A watermark goes into an output channel after the rows that it covers or that it made operators emit.
 
-Source: DESIGN sections 3 to 5; PROTOCOL P8, P9, P11, P13; docs/design/0006-watermarks.md.
+Source: DESIGN sections 3 to 5; PROTOCOL P8, P9, P11, P13; docs/decisions/0006-watermarks.md.
 """
 
 from __future__ import annotations

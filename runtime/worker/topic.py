@@ -9,7 +9,7 @@ Invariants
     - A topic that lacks what was delivered to it or what the target needs, or that another history of the job wrote
       to, is refused before a row is used.
 
-Source: docs/design/0055-changelog-topic.md; PROTOCOL P10, P14, P24.
+Source: docs/decisions/0055-changelog-topic.md; PROTOCOL P10, P14, P24.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Invariants
     - An upload that fails changes nothing: the committer reads the part.
     - Only the lane that stages output calls `upload`.
 
-Source: docs/design/0056-one-committer.md; PROTOCOL P16, P23.
+Source: docs/decisions/0056-one-committer.md; PROTOCOL P16, P23.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Invariants
     - Nothing here writes, and nothing reads staged output or manifests: the report is independent evidence.
     - Unknown is reported as unknown, never as no rows.
 
-Pure: no clock, thread or I/O. Source: docs/design/0018-audit.md; PROTOCOL P17, P21 (before-images).
+Pure: no clock, thread or I/O. Source: docs/decisions/0018-audit.md; PROTOCOL P17, P21 (before-images).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Invariants
     - What a topic holds of an epoch is all of it, or nothing, per writer.
     - A read gives, for every key, its records in the order of their epochs.
 
-Pure: no clock, thread or I/O. Source: docs/design/0055-changelog-topic.md, 0057-what-owners-completed.md.
+Pure: no clock, thread or I/O. Source: docs/decisions/0055-changelog-topic.md, 0057-what-owners-completed.md.
 """
 
 from __future__ import annotations

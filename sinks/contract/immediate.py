@@ -21,7 +21,7 @@ Invariants
     - A deleted key keeps its tag in a tombstone until the delete is committed and every older generation fenced.
 
 Pure: no clock, thread or I/O.
-Source: PROTOCOL P1, P22; docs/design/0012, 0093.
+Source: PROTOCOL P1, P22; docs/decisions/0012, 0093.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ Invariants
     - A target without a token was written by an earlier version: it is taken over if its tags fit.
 
 Pure: no clock, thread or I/O.
-Source: PROTOCOL P1, P17, P24; docs/design/0021-owned-targets.md, 0057-what-owners-completed.md.
+Source: PROTOCOL P1, P17, P24; docs/decisions/0021-owned-targets.md, 0057-what-owners-completed.md.
 """
 
 from __future__ import annotations

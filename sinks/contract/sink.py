@@ -13,7 +13,7 @@ Invariants
       refused before the epoch is committed, not after, when it could no longer be taken back.
     - A capability depends on the configuration of the sink alone, and is known before anything is opened.
 
-Pure: no clock, thread or I/O. PROTOCOL P1, P17, P21, P24; docs/design/0125-capabilities-of-connectors.md.
+Pure: no clock, thread or I/O. PROTOCOL P1, P17, P21, P24; docs/decisions/0125-capabilities-of-connectors.md.
 """
 
 from __future__ import annotations

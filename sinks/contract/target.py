@@ -12,7 +12,7 @@ Invariants
     - Epochs that are delivered together apply one after the other, each with before-images under its own tag, and only
       if the target's tag is below the first of them.
 
-Pure: no clock, thread or I/O. PROTOCOL P17, P21, P24; docs/design/0021-owned-targets.md,
+Pure: no clock, thread or I/O. PROTOCOL P17, P21, P24; docs/decisions/0021-owned-targets.md,
 0030-epochs-in-one-transaction.md.
 """
 

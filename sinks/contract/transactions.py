@@ -5,7 +5,7 @@ Invariants
     - `abort` ends what the sink itself left open; it never touches transactions of others, and loses no output: a
       delivery that is not in is delivered again.
 
-Pure: no clock, thread or I/O. Source: docs/design/0109-open-transactions.md.
+Pure: no clock, thread or I/O. Source: docs/decisions/0109-open-transactions.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Every look at the table loads it from the start. A table that is refreshed would not notice that it was restored from a
 backup, and would commit with a gap. What the book said is kept as long as the newest commit is our own last one.
 
-Source: delta-io.github.io/delta-rs; docs/design/0084-delta-sink.md.
+Source: delta-io.github.io/delta-rs; docs/decisions/0084-delta-sink.md.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Invariants
     - No value of this module but the result of `settings` holds a secret.
     - An option that lets two commits take the same version is refused.
 
-Source: delta-rs, object store options; docs/design/0084-delta-sink.md.
+Source: delta-rs, object store options; docs/decisions/0084-delta-sink.md.
 """
 
 from __future__ import annotations

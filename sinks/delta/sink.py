@@ -2,7 +2,7 @@
 
 Each epoch becomes one commit, after its checkpoint (lakehouse/). deltalake is loaded at the first connection.
 
-Source: API.md (sinks); docs/design/0084-delta-sink.md.
+Source: API.md (sinks); docs/decisions/0084-delta-sink.md.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ Invariants
 A commit whose reply was lost may appear late. Its sequence then is taken, or it is the newest commit, and the next
 look finds it (PROTOCOL P4). Not safe to share between threads.
 
-Source: docs/design/0083-files-sink.md.
+Source: docs/decisions/0083-files-sink.md.
 """
 
 from __future__ import annotations

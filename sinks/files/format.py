@@ -9,7 +9,7 @@ Invariants
       alone gives these (PROTOCOL P17).
     - The name of a file holds the random id of its commit, so no two histories of a folder share a name.
 
-Pure: no clock, random or I/O. Source: docs/design/0083-files-sink.md.
+Pure: no clock, random or I/O. Source: docs/decisions/0083-files-sink.md.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Invariants
     - No name begins with `_` or `.`, so readers leave no folder out; `refuse` sees to that.
 
 Pure: no clock, thread or I/O.
-Source: org.apache.spark.sql.catalyst.catalog.ExternalCatalogUtils.escapePathName; docs/design/0083-files-sink.md.
+Source: org.apache.spark.sql.catalyst.catalog.ExternalCatalogUtils.escapePathName; docs/decisions/0083-files-sink.md.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Invariants
     - The tags move in the commit that names the files, so nothing of the older timeline is delivered after it (P21).
     - Files that an earlier rewind has emptied are not counted again.
 
-Source: PROTOCOL P21; docs/design/0083-files-sink.md.
+Source: PROTOCOL P21; docs/decisions/0083-files-sink.md.
 """
 
 from __future__ import annotations

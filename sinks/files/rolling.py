@@ -4,7 +4,7 @@ Invariants
     - The rows of a file are in the order in which they came.
     - Rows and encoded files in memory take about MEMORY_BYTES_MAX: beyond it the largest file is finished early.
 
-Pure: no clock, thread or I/O. Source: docs/design/0083-files-sink.md.
+Pure: no clock, thread or I/O. Source: docs/decisions/0083-files-sink.md.
 """
 
 from __future__ import annotations

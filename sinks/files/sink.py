@@ -1,6 +1,6 @@
 """A folder of Parquet files as a sink: what `hf.Files` gives to a stream.
 
-Source: API.md (sinks); docs/design/0083-files-sink.md.
+Source: API.md (sinks); docs/decisions/0083-files-sink.md.
 """
 
 from __future__ import annotations

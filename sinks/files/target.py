@@ -5,7 +5,7 @@ Invariants
     - A delivery returns only after its files are published, and a tag is reported only then: the job's output is
       confirmed when readers can see it.
 
-Source: PROTOCOL P1, P4, P17, P24; docs/design/0021-owned-targets.md, 0083-files-sink.md.
+Source: PROTOCOL P1, P4, P17, P24; docs/decisions/0021-owned-targets.md, 0083-files-sink.md.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Invariants
     - Nothing is sent before the time that a receiver asked for by Retry-After.
     - The status of a reply decides, whatever happens to its body: that breaks off, does not end, or cannot be decoded.
 
-Source: docs/design/0100-http-sink.md.
+Source: docs/decisions/0100-http-sink.md.
 """
 
 from __future__ import annotations

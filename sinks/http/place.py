@@ -1,6 +1,6 @@
 """Where requests go, and what each of them carries besides rows: headers and a signature.
 
-Pure: no clock, thread or I/O. Source: RFC 9110 sections 5.1 and 5.5; docs/design/0100-http-sink.md.
+Pure: no clock, thread or I/O. Source: RFC 9110 sections 5.1 and 5.5; docs/decisions/0100-http-sink.md.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ Invariants
     - Two requests with one key have one body.
     - An epoch is never held as a whole: what is held at a time is bounded.
 
-Pure: no clock, thread or I/O. Source: docs/design/0100-http-sink.md.
+Pure: no clock, thread or I/O. Source: docs/decisions/0100-http-sink.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`hf.Http`: rows as JSON in POST requests, each with an idempotency key.
 
-Source: API.md (sinks); docs/design/0100-http-sink.md.
+Source: API.md (sinks); docs/decisions/0100-http-sink.md.
 """
 
 from __future__ import annotations

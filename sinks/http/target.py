@@ -10,7 +10,7 @@ Invariants
     - No piece of requests is sent before the log has admitted this writer, and shown that it continues what it knows,
       after the rows of the piece were read.
 
-Pure: no clock, thread or I/O of its own. Source: PROTOCOL P17, P24; docs/design/0100-http-sink.md.
+Pure: no clock, thread or I/O of its own. Source: PROTOCOL P17, P24; docs/decisions/0100-http-sink.md.
 """
 
 from __future__ import annotations

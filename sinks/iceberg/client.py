@@ -8,7 +8,7 @@ requirement of its own: the whole metadata is as it was when tag, owner and colu
 - What a commit says of itself is in the summary of its snapshot. So is each sink's newest tag, for older versions.
 - A version is the sequence number of a snapshot; 0 is the table before its first one.
 
-Source: iceberg.apache.org/spec; docs/design/0099-iceberg-sink.md.
+Source: iceberg.apache.org/spec; docs/decisions/0099-iceberg-sink.md.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Invariants
     - No value of this module but the results of `url` and `settings` holds a secret.
     - The catalogue compares and sets the table's metadata in one statement, as SQLite and Postgres do.
 
-Source: py.iceberg.apache.org/configuration; docs/design/0099-iceberg-sink.md.
+Source: py.iceberg.apache.org/configuration; docs/decisions/0099-iceberg-sink.md.
 """
 
 from __future__ import annotations

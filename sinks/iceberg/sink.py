@@ -3,7 +3,7 @@
 Each epoch becomes one snapshot, after its checkpoint (lakehouse/). pyiceberg is loaded at the first
 connection.
 
-Source: API.md (sinks); docs/design/0099-iceberg-sink.md.
+Source: API.md (sinks); docs/decisions/0099-iceberg-sink.md.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ of the stream; deletes have no value.
 | decimal | decimal, of the same scale or a higher one |
 | list, map, struct | array, map, record |
 
-Pure: values in, values out. Source: Avro 1.12 specification; docs/design/0088-avro-values.md.
+Pure: values in, values out. Source: Avro 1.12 specification; docs/decisions/0088-avro-values.md.
 """
 
 from __future__ import annotations

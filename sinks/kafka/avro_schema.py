@@ -1,6 +1,6 @@
 """The schema in Avro that a sink gives its values: one record with a field per column.
 
-Pure. Source: Avro 1.12 specification; docs/design/0088-avro-values.md.
+Pure. Source: Avro 1.12 specification; docs/decisions/0088-avro-values.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 librdkafka works in threads of its own; a producer is a queue in front of them. Records that fail are reported to a
 callback, which runs inside of `poll` and `flush`.
 
-Source: confluent_kafka; librdkafka's INTRODUCTION.md, transactional producer; docs/design/0076-kafka-sink.md.
+Source: confluent_kafka; librdkafka's INTRODUCTION.md, transactional producer; docs/decisions/0076-kafka-sink.md.
 """
 
 from __future__ import annotations

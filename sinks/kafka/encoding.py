@@ -2,7 +2,7 @@
 
 The key of a record is made of the sink's key columns, the value holds all columns.
 
-Pure: values in, values out. Source: API.md (sources); docs/guide/kafka.md; docs/design/0076-kafka-sink.md.
+Pure: values in, values out. Source: API.md (sources); docs/guide/kafka.md; docs/decisions/0076-kafka-sink.md.
 """
 
 from __future__ import annotations

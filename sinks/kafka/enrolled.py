@@ -1,6 +1,6 @@
 """The schema of a sink's values in a registry: its registration, and the header with its id.
 
-Source: docs.confluent.io, wire format; docs/design/0088-avro-values.md.
+Source: docs.confluent.io, wire format; docs/decisions/0088-avro-values.md.
 """
 
 from __future__ import annotations

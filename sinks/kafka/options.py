@@ -1,6 +1,6 @@
 """The settings of librdkafka that a Kafka sink gives to its clients, besides those of the job.
 
-Pure: no clock, thread or I/O. Source: docs/design/0076-kafka-sink.md.
+Pure: no clock, thread or I/O. Source: docs/decisions/0076-kafka-sink.md.
 """
 
 from __future__ import annotations

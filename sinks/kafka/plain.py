@@ -8,7 +8,7 @@ Invariants
     - A producer is given up only when none of its records is on the way, or when the library has failed for good.
     - After the first record that failed, no further one is sent.
 
-Source: confluent_kafka; librdkafka's INTRODUCTION.md, idempotent producer; docs/design/0093-repeating-sinks.md.
+Source: confluent_kafka; librdkafka's INTRODUCTION.md, idempotent producer; docs/decisions/0093-repeating-sinks.md.
 """
 
 from __future__ import annotations

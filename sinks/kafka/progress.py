@@ -3,7 +3,7 @@
 The topic is compacted: the newest record of a key counts. A key is a JSON list that begins with its kind. Tags and
 owners are written in the transactions whose rows they describe, so a read_committed reader sees both or neither.
 
-Pure: no clock, thread or I/O. Source: PROTOCOL P17, P19; docs/design/0076-kafka-sink.md.
+Pure: no clock, thread or I/O. Source: PROTOCOL P17, P19; docs/decisions/0076-kafka-sink.md.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ Invariants
     - Nothing of a former producer is on the way when its successor sends.
 
 Pure: no clock, thread or I/O of its own; plain.py has the connections.
-Source: docs/design/0093-repeating-sinks.md.
+Source: docs/decisions/0093-repeating-sinks.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A Kafka topic as a sink that is written as rows come: `hf.Kafka(..., delivery="at-least-once")`.
 
-Source: docs/design/0093-repeating-sinks.md.
+Source: docs/decisions/0093-repeating-sinks.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Each epoch becomes one transaction, after its checkpoint (target.py). confluent_kafka is loaded at the first connection.
 
-Source: API.md (sinks); docs/design/0076-kafka-sink.md.
+Source: API.md (sinks); docs/decisions/0076-kafka-sink.md.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ Invariants
       each other, the one whose records are later sees the other's.
 
 Pure: no clock, thread or I/O of its own; client.py has the connections.
-Source: PROTOCOL P17, P19, P24; docs/design/0076-kafka-sink.md.
+Source: PROTOCOL P17, P19, P24; docs/decisions/0076-kafka-sink.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The topics of a Kafka target: creates missing ones, checks existing ones, and warns of settings that lose records.
 
-Source: kafka.apache.org/documentation, topic configs; docs/design/0076-kafka-sink.md.
+Source: kafka.apache.org/documentation, topic configs; docs/decisions/0076-kafka-sink.md.
 """
 
 from __future__ import annotations

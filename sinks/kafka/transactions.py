@@ -5,7 +5,7 @@ what they do: between the last stable offset and the end of a partition, readers
 transactions of a known transactional id: a producer that initialises the id aborts what an older one left open, and
 completes what it had begun to commit.
 
-Source: KIP-98 (transactions), KIP-664 (requests that the library lacks); docs/design/0109-open-transactions.md.
+Source: KIP-98 (transactions), KIP-664 (requests that the library lacks); docs/decisions/0109-open-transactions.md.
 """
 
 from __future__ import annotations

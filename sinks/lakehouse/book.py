@@ -20,7 +20,7 @@ Invariants
     - What a rewind has undone keeps its tags; the newest tag is on the new timeline and refuses writers of older ones.
 
 Pure: no clock, thread or I/O.
-Source: the Delta protocol, "Transaction Identifiers"; docs/design/0084-delta-sink.md, 0099-iceberg-sink.md,
+Source: the Delta protocol, "Transaction Identifiers"; docs/decisions/0084-delta-sink.md, 0099-iceberg-sink.md,
 0110-lakehouse-tables-with-one-owner.md.
 """
 

@@ -5,7 +5,7 @@ the book: the tag then says that rows are there which are gone, and the job woul
 commit of the sink is looked for among the versions that the table's rows are made of.
 
 Pure: no clock, thread or I/O. Source: the Delta protocol, RESTORE; iceberg.apache.org/spec, snapshot references;
-docs/design/0119-what-others-do-to-targets.md.
+docs/decisions/0119-what-others-do-to-targets.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a missing data file means for a delivery: a merge has to read the files that may hold its keys.
 
-Pure. Source: docs/design/0084-delta-sink.md, 0099-iceberg-sink.md.
+Pure. Source: docs/decisions/0084-delta-sink.md, 0099-iceberg-sink.md.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ That takes back everything that came after a version. So another program's commi
 maintenance, which changes no rows. It is refused, too, if maintenance has deleted the files of the older version.
 
 Pure: no clock, thread or I/O of its own; the format's client.py has the table.
-Source: PROTOCOL P21; docs/design/0084-delta-sink.md, 0099-iceberg-sink.md.
+Source: PROTOCOL P21; docs/decisions/0084-delta-sink.md, 0099-iceberg-sink.md.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 A public sink is a frozen dataclass that derives from `LakehouseSink`, and gives its place, the connection of its
 format's client.py, and what a table of that format must not have.
 
-Pure: no clock, thread or I/O of its own. Source: API.md (sinks); docs/design/0084-delta-sink.md, 0099-iceberg-sink.md,
-0110-lakehouse-tables-with-one-owner.md.
+Pure: no clock, thread or I/O of its own. Source: API.md (sinks); docs/decisions/0084-delta-sink.md,
+0099-iceberg-sink.md, 0110-lakehouse-tables-with-one-owner.md.
 """
 
 from __future__ import annotations

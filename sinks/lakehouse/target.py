@@ -12,7 +12,7 @@ Invariants
     - Nothing is taken from an error: after one, the newest version is loaded and its book decides.
 
 Pure: no clock, thread or I/O of its own; the format's client.py has the table.
-Source: PROTOCOL P17, P23, P24; docs/design/0021-owned-targets.md, 0084-delta-sink.md, 0099-iceberg-sink.md,
+Source: PROTOCOL P17, P23, P24; docs/decisions/0021-owned-targets.md, 0084-delta-sink.md, 0099-iceberg-sink.md,
 0110-lakehouse-tables-with-one-owner.md.
 """
 

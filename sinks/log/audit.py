@@ -7,7 +7,7 @@ Invariants
     - Nothing is written, and no row is taken from anywhere but the segment that its commit names.
     - A segment that is gone because the log was compacted meanwhile is not damage: the audit starts over (P7).
 
-Source: storage/log/log.py, storage/log/voids.py; docs/design/0018-audit.md; PROTOCOL P7, P17.
+Source: storage/log/log.py, storage/log/voids.py; docs/decisions/0018-audit.md; PROTOCOL P7, P17.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ Invariants
     - Reads are as of one commit.
     - Every appended commit is a delivery of this job; a read refuses any other.
 
-Source: docs/design/0055-changelog-topic.md, 0052-changelogs-in-logs.md, 0014-log-compaction.md.
+Source: docs/decisions/0055-changelog-topic.md, 0052-changelogs-in-logs.md, 0014-log-compaction.md.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Invariants
       however many segments are in between.
     - A commit is read once, not at each attempt.
 
-Source: docs/design/0055-changelog-topic.md, 0014-log-compaction.md.
+Source: docs/decisions/0055-changelog-topic.md, 0014-log-compaction.md.
 """
 
 from __future__ import annotations

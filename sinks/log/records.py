@@ -7,7 +7,7 @@ Invariants
     - Records of a partition come in the order of their offsets.
     - Every appended commit is a delivery of the job; any other is refused.
 
-Source: docs/design/0055-changelog-topic.md.
+Source: docs/decisions/0055-changelog-topic.md.
 """
 
 from __future__ import annotations

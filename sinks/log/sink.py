@@ -22,7 +22,7 @@ once per delivery. Every row and record is kept, so there are no before-images: 
 takes back void (storage/log/voids.py). `hf.Log` (runtime/sources/log.py) is what users write; it hands over to
 `LogSink`.
 
-Source: PROTOCOL P1, P4, P17, P21; storage/log/log.py; docs/design/0052-changelogs-in-logs.md,
+Source: PROTOCOL P1, P4, P17, P21; storage/log/log.py; docs/decisions/0052-changelogs-in-logs.md,
 0056-one-committer.md.
 """
 

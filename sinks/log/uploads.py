@@ -9,7 +9,7 @@ Invariants
       of a generation after it, so none of them is ever committed (P2); or the committer has committed its epoch, or a
       later one, without it.
 
-Source: PROTOCOL P16, P23; docs/design/0056-one-committer.md.
+Source: PROTOCOL P16, P23; docs/decisions/0056-one-committer.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Without a key it holds every row, also those that come again after a failure; with a key, the last row of each key.
 
-Source: docs/design/0093; the contract suite holds this and a topic of Kafka to the same.
+Source: docs/decisions/0093; the contract suite holds this and a topic of Kafka to the same.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 psycopg is an extra (`pip install holdfast[postgres]`), so it is imported when a sink is made, not with this module.
 
-Source: DESIGN section 7; API.md (sinks); docs/design/0074-postgres.md.
+Source: DESIGN section 7; API.md (sinks); docs/decisions/0074-postgres.md.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ The caller keeps one machine per writer through recoveries, and drops it at a re
 writers of a sink only when the older writers' backlog is empty (P20).
 
 Pure: no clock, thread or I/O. Driven by runtime/worker/loop.py and chaos/sim/simulator.py.
-Source: PROTOCOL P17, P18, P24; docs/design/0030-epochs-in-one-transaction.md.
+Source: PROTOCOL P17, P18, P24; docs/decisions/0030-epochs-in-one-transaction.md.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ sink to which they belong.
 A field is a JSON list that begins with its kind, its value is a JSON object. A change of the book names the values that
 it has read: the script that makes the change compares them, so check and change are one step.
 
-Pure: no clock, thread or I/O. Source: PROTOCOL P17; docs/design/0021-owned-targets.md, 0081-redis-sink.md.
+Pure: no clock, thread or I/O. Source: PROTOCOL P17; docs/decisions/0021-owned-targets.md, 0081-redis-sink.md.
 """
 
 from __future__ import annotations

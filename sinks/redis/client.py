@@ -1,6 +1,6 @@
 """The connection of a Redis target: redis-py with its own retries off, since only the tag decides what is sent again.
 
-Source: redis-py.readthedocs.io; redis.io/docs; docs/design/0081-redis-sink.md.
+Source: redis-py.readthedocs.io; redis.io/docs; docs/decisions/0081-redis-sink.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A URL travels to the workers, stands in plans and messages, and is recorded with the shape of a job. So a password in it
 is refused, and a URL that cannot be read is never repeated.
 
-Pure: no clock, thread or I/O. Source: docs/design/0081-redis-sink.md.
+Pure: no clock, thread or I/O. Source: docs/decisions/0081-redis-sink.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Rows as keys and values: `prefix` and the row's key, and a JSON object of all columns.
 
-Pure: values in, values out. Source: docs/guide/redis.md; docs/design/0081-redis-sink.md.
+Pure: values in, values out. Source: docs/guide/redis.md; docs/decisions/0081-redis-sink.md.
 """
 
 from __future__ import annotations

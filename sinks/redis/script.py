@@ -9,7 +9,7 @@ Invariants
     - The script writes nothing unless every value that it compares is the one that its caller has read.
     - The tag moves after the last row.
 
-Pure: no clock, thread or I/O. Source: redis.io/docs, programmability; docs/design/0081-redis-sink.md.
+Pure: no clock, thread or I/O. Source: redis.io/docs, programmability; docs/decisions/0081-redis-sink.md.
 """
 
 from __future__ import annotations

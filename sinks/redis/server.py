@@ -1,6 +1,6 @@
 """What a Redis server must be so that it keeps what it has confirmed: refused settings, and settings that lose rows.
 
-Pure: no clock, thread or I/O. Source: redis.io/docs, persistence and eviction; docs/design/0081-redis-sink.md.
+Pure: no clock, thread or I/O. Source: redis.io/docs, persistence and eviction; docs/decisions/0081-redis-sink.md.
 """
 
 from __future__ import annotations

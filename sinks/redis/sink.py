@@ -2,7 +2,7 @@
 
 redis-py is an extra (`pip install holdfast[redis]`), so it is loaded at the first connection.
 
-Source: API.md (sinks); docs/design/0081-redis-sink.md.
+Source: API.md (sinks); docs/decisions/0081-redis-sink.md.
 """
 
 from __future__ import annotations

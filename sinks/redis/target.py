@@ -15,7 +15,7 @@ Invariants
     - The book is read again after every failure.
 
 Pure: no clock, thread or I/O of its own; client.py has the connection.
-Source: PROTOCOL P17, P24; docs/design/0021-owned-targets.md, 0057-what-owners-completed.md, 0081-redis-sink.md.
+Source: PROTOCOL P17, P24; docs/decisions/0021-owned-targets.md, 0057-what-owners-completed.md, 0081-redis-sink.md.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ Invariants
     - Nothing is written; only the digest of the rows that lie there confirms the numbers of a before-image.
 
 Pure: no clock, thread or I/O of its own.
-Source: sinks/sql/target.py, sinks/sql/added.py; docs/design/0018-audit.md; PROTOCOL P21.
+Source: sinks/sql/target.py, sinks/sql/added.py; docs/decisions/0018-audit.md; PROTOCOL P21.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ Invariants
     - Without a claim nothing is written, and no tag is read.
     - A claim is lost by `--adopt-targets` of another sink, or together with the table.
 
-Pure: no clock, thread or I/O of its own. Source: PROTOCOL P1, P17; docs/design/0104-tables-with-one-owner.md.
+Pure: no clock, thread or I/O of its own. Source: PROTOCOL P1, P17; docs/decisions/0104-tables-with-one-owner.md.
 """
 
 from __future__ import annotations

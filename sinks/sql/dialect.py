@@ -1,7 +1,7 @@
 """The contract of a dialect: everything in which SQL databases differ, and nothing else.
 
 sinks/sql is written once, against `Dialect` and `Connection`. A database is added by one class that has these members,
-and by one public sink that names its place (sinks/sql/sink.py); docs/design/0034 lists what Postgres would give.
+and by one public sink that names its place (sinks/sql/sink.py); docs/decisions/0034 lists what Postgres would give.
 
 A dialect is configuration, bound to one place: a file, or a schema of a server. It is picklable and holds no
 connection. Rows travel as canonical values (values.py); the dialect alone knows how its tables store them.
@@ -12,7 +12,7 @@ Invariants
     - `row_order` is the order in which one connection added rows, and in which before-images of one key were added.
     - A driver's error that has no meaning here is a bug, and is raised as it is.
 
-Pure: no clock, thread or I/O. PROTOCOL P17; docs/design/0034-sql-dialects.md.
+Pure: no clock, thread or I/O. PROTOCOL P17; docs/decisions/0034-sql-dialects.md.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ Invariants
       rolled back.
     - Keys that belong to another partition are looked up in the same transaction, before anything is changed.
 
-Pure: no clock, thread or I/O of its own. Source: PROTOCOL P22; docs/design/0012.
+Pure: no clock, thread or I/O of its own. Source: PROTOCOL P22; docs/decisions/0012.
 """
 
 from __future__ import annotations

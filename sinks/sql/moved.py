@@ -11,7 +11,7 @@ Invariants
     - No value of one table is ever written into another one.
     - What the rewind would leave in another table is reported, and nothing is undone then.
 
-Pure: no clock, thread or I/O of its own. Source: PROTOCOL P21; docs/design/0106-sinks-that-move.md.
+Pure: no clock, thread or I/O of its own. Source: PROTOCOL P21; docs/decisions/0106-sinks-that-move.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The table `holdfast_owner` is created by `prepare`; in a target that an earlier version prepared, by the first
 transaction that notes an owner.
 
-Source: PROTOCOL P17; sinks/contract/owners.py; docs/design/0021-owned-targets.md.
+Source: PROTOCOL P17; sinks/contract/owners.py; docs/decisions/0021-owned-targets.md.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ Invariants
       so does output in another table (moved.py).
     - Repeated, a repair changes nothing: no tag moves.
 
-Pure: no clock, thread or I/O of its own. Source: PROTOCOL P17, P21; docs/design/0011-repairing-outputs.md.
+Pure: no clock, thread or I/O of its own. Source: PROTOCOL P17, P21; docs/decisions/0011-repairing-outputs.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A public sink is a frozen dataclass that derives from `TableSink`, and gives the dialect, bound to a place, and how
 messages name the table. target.py writes at each commit, immediate.py before it.
 
-Pure: no clock, thread or I/O of its own. Source: DESIGN section 7; API.md (sinks); docs/design/0034-sql-dialects.md.
+Pure: no clock, thread or I/O of its own. Source: DESIGN section 7; API.md (sinks); docs/decisions/0034-sql-dialects.md.
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ LAST_US = (1 << 63) - 1
 
 @dataclass(frozen=True)
 class Watermark:
-    """How far event time has advanced in a channel; microseconds since 1970, UTC (docs/design/0006)."""
+    """How far event time has advanced in a channel; microseconds since 1970, UTC (docs/decisions/0006)."""
 
     at_us: int
     idle: bool = False
@@ -183,12 +183,12 @@ class SourcePosition(msgspec.Struct, frozen=True, omit_defaults=True):
     watermark: int | None = None
     """Watermark of the partition at this offset, in microseconds since 1970, UTC; None before its first record."""
     identity: str | None = None
-    """The history to which the records before this offset belong, as the source named it (docs/design/0022)."""
+    """The history to which the records before this offset belong, as the source named it (docs/decisions/0022)."""
     subtask: Subtask | None = None
     """In a manifest: which subtask reads it (P12); omitted elsewhere, and by older versions."""
     lost: int = 0
     """Offsets before this one that the source had removed when they were to be read, and that the job's policy allowed
-    to pass; in the whole history that leads here (docs/design/0107)."""
+    to pass; in the whole history that leads here (docs/decisions/0107)."""
 
 
 class DriverProcess(msgspec.Struct, frozen=True, kw_only=True):

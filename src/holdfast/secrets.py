@@ -7,7 +7,7 @@ Invariants
     - No attribute, text or pickle of a Secret holds the value.
     - No message repeats a value, nor a text that may be one.
 
-Source: API.md (secrets); docs/design/0077-secrets.md.
+Source: API.md (secrets); docs/decisions/0077-secrets.md.
 """
 
 from __future__ import annotations

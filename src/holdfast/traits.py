@@ -7,7 +7,7 @@ its base class has a method or a property for that.
 Invariants
     - `local_paths` has no default: a connector that does not state it cannot be planned with.
 
-Pure: no clock, thread or I/O. Source: docs/design/0032-connectors.md, 0125-capabilities-of-connectors.md.
+Pure: no clock, thread or I/O. Source: docs/decisions/0032-connectors.md, 0125-capabilities-of-connectors.md.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The suffix of an element's key is its number. The next one is one more than that
 no row of its own; after all elements are gone, numbers begin at 0 again.
 
 Pure: no clock, thread or I/O.
-Source: docs/design/0041-ordered-rows-and-timers.md.
+Source: docs/decisions/0041-ordered-rows-and-timers.md.
 """
 
 from __future__ import annotations

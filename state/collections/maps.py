@@ -1,7 +1,7 @@
 """Maps: the entries of each user key in the order of their map keys, one row per entry.
 
 Pure: no clock, thread or I/O.
-Source: docs/design/0041-ordered-rows-and-timers.md.
+Source: docs/decisions/0041-ordered-rows-and-timers.md.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Invariants
     - Nothing is kept here: after a rollback or a restore, the rows are those of the table.
 
 Pure: no clock, thread or I/O.
-Source: docs/design/0041-ordered-rows-and-timers.md.
+Source: docs/decisions/0041-ordered-rows-and-timers.md.
 """
 
 from __future__ import annotations

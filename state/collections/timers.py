@@ -6,7 +6,7 @@ so a timer fires once per committed history: a rollback or a restore brings the 
 An operator with timers of event time and of processing time has two tables: they are due by different clocks.
 
 Pure: no clock, thread or I/O.
-Source: docs/design/0041-ordered-rows-and-timers.md.
+Source: docs/decisions/0041-ordered-rows-and-timers.md.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Invariants
     - words_of(planes_of(words)) are the words, whatever they mean.
 
 Pure: no clock, thread or I/O.
-Source: Warren, Hacker's Delight, 7-3 (transposing a matrix); docs/design/0045-byte-planes.md.
+Source: Warren, Hacker's Delight, 7-3 (transposing a matrix); docs/decisions/0045-byte-planes.md.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ Invariants
     - After a kill, at most FLUSH_OBJECTS objects or FLUSH_BYTES bytes are missing, and those that were being flushed.
 
 For use by one thread at a time. Reads and writes through the KeyValue port; no other I/O, clock or thread.
-Source: docs/design/0122-local-images.md; PROTOCOL P14, P15.
+Source: docs/decisions/0122-local-images.md; PROTOCOL P14, P15.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ Invariants
       process holds it.
 
 I/O: local files.
-Source: docs/design/0122-local-images.md.
+Source: docs/decisions/0122-local-images.md.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ Invariants
     - A process that maps or changes an image holds its lock; locks end with the process.
 
 I/O: local files, locks.
-Source: docs/design/0049-state-images.md, 0122-local-images.md; flock(2).
+Source: docs/decisions/0049-state-images.md, 0122-local-images.md; flock(2).
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ Invariants
       meet the damage again, perhaps only after hours.
 
 I/O: local files.
-Source: DESIGN section 5; the behaviour of rocksdict was measured, see docs/design.
+Source: DESIGN section 5; the behaviour of rocksdict was measured.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ Invariants
     - The file of a private mapping is never changed.
 
 I/O: local files, memory mappings, /proc/self.
-Source: docs/design/0039-state-larger-than-memory.md, 0049-state-images.md; mmap(2), madvise(2), proc_pid_pagemap(5).
+Source: docs/decisions/0039-state-larger-than-memory.md, 0049-state-images.md; mmap(2), madvise(2), proc_pid_pagemap(5).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Invariants
       that copy on write (btrfs, ZFS) that holds for new pages only.
 
 I/O: local files, memory mappings.
-Source: docs/design/0049-state-images.md; mmap(2).
+Source: docs/decisions/0049-state-images.md; mmap(2).
 """
 
 from __future__ import annotations

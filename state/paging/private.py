@@ -7,7 +7,7 @@ Invariants
     - No file of the image changes, whatever is written.
 
 I/O: see swap.py.
-Source: docs/design/0039-state-larger-than-memory.md, 0049-state-images.md.
+Source: docs/decisions/0039-state-larger-than-memory.md, 0049-state-images.md.
 """
 
 from __future__ import annotations

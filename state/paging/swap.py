@@ -16,7 +16,7 @@ Invariants
     - Nothing here is durable, and nothing is ever read by another process.
 
 I/O: /proc/self; see area.py.
-Source: docs/design/0039-state-larger-than-memory.md.
+Source: docs/decisions/0039-state-larger-than-memory.md.
 """
 
 from __future__ import annotations

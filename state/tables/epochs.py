@@ -17,7 +17,7 @@ Invariants
 
 Carries out PROTOCOL P8 (merge forward), P9 (freeze commits first), P10 (roll_back).
 Pure: no clock, thread or I/O of its own; for use by one thread. Frozen deltas may go to another.
-Source: DESIGN section 5; docs/design/0043-incremental-freeze.md.
+Source: DESIGN section 5; docs/decisions/0043-incremental-freeze.md.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Invariants
     - Two ranges of a key group have the effect of the range with the later end.
 
 Pure: no clock, thread or I/O. Carries out PROTOCOL P8 (a range tombstone erases what it covers).
-Source: DESIGN sections 5 and 13; docs/design/0015-window-expiry.md.
+Source: DESIGN sections 5 and 13; docs/decisions/0015-window-expiry.md.
 """
 
 from __future__ import annotations

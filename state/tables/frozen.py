@@ -9,7 +9,7 @@ Invariants
     - Keys that were taken out are those of the first copies, in their order.
 
 Pure: no clock, thread or I/O.
-Source: docs/design/0043-incremental-freeze.md.
+Source: docs/decisions/0043-incremental-freeze.md.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Invariants
       their records, and sweeps in ranges (placing.py). What the caller gets is in the order of its rows.
 
 Pure: no clock, thread or I/O; the seed of the index comes from state/compiled/seed.py.
-Source: docs/design/0036-records-and-kernels.md, docs/design/0039-state-larger-than-memory.md.
+Source: docs/decisions/0036-records-and-kernels.md, docs/decisions/0039-state-larger-than-memory.md.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Invariants
     - A slot that is in the tree keeps its key: slots are dropped after `settle` only, and when they are absent.
 
 Pure: no clock, thread or I/O.
-Source: docs/design/0041-ordered-rows-and-timers.md.
+Source: docs/decisions/0041-ordered-rows-and-timers.md.
 """
 
 from __future__ import annotations

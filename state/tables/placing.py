@@ -9,7 +9,7 @@ Invariants
     - The rows of a part reach a bounded number of units.
 
 Pure: no clock, thread or I/O.
-Source: docs/design/0039-state-larger-than-memory.md.
+Source: docs/decisions/0039-state-larger-than-memory.md.
 """
 
 from __future__ import annotations

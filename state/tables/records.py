@@ -7,7 +7,7 @@ Invariants
     - Words of working, committed and frozen values name bytes of one arena; whoever moves them rewrites all three.
 
 Pure: no clock, thread or I/O.
-Source: docs/design/0036-records-and-kernels.md, docs/design/0040-values-of-any-width.md.
+Source: docs/decisions/0036-records-and-kernels.md, docs/decisions/0040-values-of-any-width.md.
 """
 
 from __future__ import annotations

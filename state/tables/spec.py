@@ -4,10 +4,10 @@ A column is *plain* (a NumPy type, never null), nullable, or of variable width (
 values of a plain column are a NumPy array and those of any other an Arrow array.
 
 Invariants
-    - Operator 0xFFFF is never a table: its keys in the cold store are markers.
+    - Operator 0xFFFF is never a table: earlier versions kept markers under it.
     - A table of plain columns has rows of a fixed number of bytes on disk and on the wire.
 
-Pure: no clock, thread or I/O. Source: docs/design/0040-values-of-any-width.md.
+Pure: no clock, thread or I/O. Source: docs/decisions/0040-values-of-any-width.md.
 """
 
 from __future__ import annotations

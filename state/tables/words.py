@@ -8,7 +8,7 @@ Invariants
     - A null has zeros in its words of fixed width, and the empty value otherwise.
 
 Pure: no clock, thread or I/O.
-Source: docs/design/0040-values-of-any-width.md.
+Source: docs/decisions/0040-values-of-any-width.md.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Invariants
     - Every item of an array takes at least one byte, so no count makes a decoder run longer than its input.
     - A logical type that is unknown, or not valid where it stands, is ignored, as the specification asks.
 
-Pure: values in, values out. Source: Avro 1.12 specification; docs/design/0088-avro-values.md.
+Pure: values in, values out. Source: Avro 1.12 specification; docs/decisions/0088-avro-values.md.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Invariants
     - Every wait is bounded, and ends within 0.1 s once `interrupted` says so; only that for `names` does not.
     - After a question that got no answer, `offsets` asks nothing for `AWAY_S`.
 
-Source: docs/design/0075-kafka-source.md.
+Source: docs/decisions/0075-kafka-source.md.
 """
 
 from __future__ import annotations

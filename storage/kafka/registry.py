@@ -10,7 +10,7 @@ Invariants
     - After a request that got no answer, nothing is asked for `AWAY_S`: other partitions are not kept waiting.
     - Whatever is no answer of a registry is `Unavailable`: a proxy, or a server that starts.
 
-Source: docs.confluent.io, Schema Registry API; docs/design/0088-avro-values.md.
+Source: docs.confluent.io, Schema Registry API; docs/decisions/0088-avro-values.md.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Invariants
     - A delete record has no value.
 
 Pure.
-Source: docs/design/0052-changelogs-in-logs.md.
+Source: docs/decisions/0052-changelogs-in-logs.md.
 """
 
 from __future__ import annotations

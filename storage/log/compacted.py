@@ -10,7 +10,7 @@ Invariants
     - Objects of commits up to `swept` are deleted.
 
 Pure: no clock, random or I/O.
-Source: PROTOCOL P3, P7; docs/design/0014-log-compaction.md.
+Source: PROTOCOL P3, P7; docs/decisions/0014-log-compaction.md.
 """
 
 from __future__ import annotations

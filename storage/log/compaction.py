@@ -17,7 +17,7 @@ Invariants
 
 A reader that knows only the older commits finds an object missing and refreshes (P7).
 
-Source: PROTOCOL P3, P4, P7, P16, P21; docs/design/0014-log-compaction.md.
+Source: PROTOCOL P3, P4, P7, P16, P21; docs/decisions/0014-log-compaction.md.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Invariants
     - Whatever is left behind after a crash or by a suspended writer is deleted by the next call.
 
 Any number of processes may do this at the same time.
-Source: PROTOCOL P7; docs/design/0058-packed-commits.md.
+Source: PROTOCOL P7; docs/decisions/0058-packed-commits.md.
 """
 
 from __future__ import annotations

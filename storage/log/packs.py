@@ -10,7 +10,7 @@ Invariants
     - Commits up to `since` are never packed: processes of older releases know some of them as the newest.
 
 Pure: no clock, random or I/O.
-Source: PROTOCOL P7; docs/design/0058-packed-commits.md.
+Source: PROTOCOL P7; docs/decisions/0058-packed-commits.md.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Invariants
     - A row stays if it is not void, is the newest of its key, and is not a tombstone below `tombstones_below`.
     - Memory is bounded by a few segments, KEYS_MAX keys and one bit per row.
 
-Source: docs/design/0014-log-compaction.md.
+Source: docs/decisions/0014-log-compaction.md.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ missing. So galloping and bisection find the same commit as a listing of all, in
 of the log's length.
 
 Pure: the store does the I/O.
-Source: Bentley, Yao, An Almost Optimal Algorithm for Unbounded Searching, 1976; docs/design/0053.
+Source: Bentley, Yao, An Almost Optimal Algorithm for Unbounded Searching, 1976; docs/decisions/0053.
 """
 
 from __future__ import annotations

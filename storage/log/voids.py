@@ -11,7 +11,7 @@ Invariants
     - A running reader gets an error if rows that it has read become void; a restarted reader gets it if its position
       is inside a void range or at its end.
 
-Source: DESIGN section 13 (hf.Log); PROTOCOL P17, P21; docs/design/0011-repairing-outputs.md.
+Source: DESIGN section 13 (hf.Log); PROTOCOL P17, P21; docs/decisions/0011-repairing-outputs.md.
 """
 
 from __future__ import annotations

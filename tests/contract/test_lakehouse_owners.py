@@ -1,6 +1,6 @@
 """The contract of lakehouse tables on the sinks that write them: one sink with a key, or sinks that only add rows.
 
-Source: PROTOCOL P1, P17, P21; docs/design/0110-lakehouse-tables-with-one-owner.md.
+Source: PROTOCOL P1, P17, P21; docs/decisions/0110-lakehouse-tables-with-one-owner.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A sink that is pointed at another table: before-images of one table are never applied to the other one.
 
-Source: PROTOCOL P21; docs/design/0106-sinks-that-move.md.
+Source: PROTOCOL P21; docs/decisions/0106-sinks-that-move.md.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A seed chooses the events and their order: records, kills of a worker or of the 
 copy of the root. All records are in one partition, so a target may only ever show the first records, each exactly
 once. The same plays must catch wrong versions of the rules.
 
-Source: PROTOCOL P1, P17, P24; docs/design/0021-owned-targets.md.
+Source: PROTOCOL P1, P17, P24; docs/decisions/0021-owned-targets.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The contract of targets on their owner and on delivered output, run against each of them.
 
-Source: PROTOCOL P17, P22, P24; docs/design/0021-owned-targets.md.
+Source: PROTOCOL P17, P22, P24; docs/decisions/0021-owned-targets.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Run against tables of databases and of lakehouses. What only the first have is in test_owner_contract.py, what only the
 second have in test_lakehouse_owners.py.
 
-Source: PROTOCOL P1, P17; docs/design/0104-tables-with-one-owner.md, 0110-lakehouse-tables-with-one-owner.md.
+Source: PROTOCOL P1, P17; docs/decisions/0104-tables-with-one-owner.md, 0110-lakehouse-tables-with-one-owner.md.
 """
 
 from __future__ import annotations

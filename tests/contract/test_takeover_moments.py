@@ -3,7 +3,7 @@
 Whatever is compared, such as the owner and the newest tag, is of one moment: a look that takes the owner from before
 that commit and the tag from after it would find the target beyond the job log, and end the job.
 
-Source: docs/design/0021-owned-targets.md; PROTOCOL P17.
+Source: docs/decisions/0021-owned-targets.md; PROTOCOL P17.
 """
 
 from __future__ import annotations

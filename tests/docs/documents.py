@@ -90,8 +90,8 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """Return every page that users read: README, CHANGELOG and docs/, without the decisions in docs/design/."""
-    docs = [path for path in sorted((ROOT / "docs").rglob("*.md")) if "design" not in path.parts]
+    """Return every page that users read: README, CHANGELOG and docs/, without the decisions in docs/decisions/."""
+    docs = [path for path in sorted((ROOT / "docs").rglob("*.md")) if "decisions" not in path.parts]
     return [ROOT / "README.md", ROOT / "CHANGELOG.md", *docs]
 
 

@@ -10,7 +10,8 @@ import pytest
 from holdfast.extras import install, packages
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *(each for each in sorted((ROOT / "docs").rglob("*.md")) if each.parent.name != "design")]
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = [ROOT / "README.md", *(each for each in DOCS if each.parent.name != "decisions")]
 LINE = re.compile(r"pip install ((?:'[^'\n]+' ?)+)")
 FOLDERS = ("chaos", "checkpoint", "runtime", "sinks", "src", "storage")
 

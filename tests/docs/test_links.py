@@ -22,7 +22,7 @@ LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 SPAN = re.compile(r"`(holdfast [^`]+)`")
 MODULE = re.compile(r"`([a-z_]+(?:/[a-z_]+)+)/?`")
 ABOVE = [ROOT, ROOT / "runtime", ROOT / "chaos"]
-EVERY = [*pages(), *sorted((ROOT / "docs/design").glob("*.md"))]
+EVERY = [*pages(), *sorted((ROOT / "docs/decisions").glob("*.md"))]
 
 
 def links(page: Path) -> Iterator[tuple[int, str]]:
@@ -81,10 +81,10 @@ class TestLinks:
         site = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]
         listed = sorted(_paths(site["nav"]))
         docs = ROOT / "docs"
-        design = {path.relative_to(docs).as_posix() for path in (docs / "design").glob("[0-9]*.md")}
+        decisions = {path.relative_to(docs).as_posix() for path in (docs / "decisions").glob("[0-9]*.md")}
         written = {"changelog.md"}  # by tools/docs.py, when it builds the site
         pages_here = {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")}
-        assert listed == sorted(pages_here - design | written)
+        assert listed == sorted(pages_here - decisions | written)
 
     def test_the_first_page_is_short(self) -> None:
         assert len((ROOT / "README.md").read_text().splitlines()) < 100

@@ -67,4 +67,4 @@ def test_a_bare_environment_runs_the_quick_start_and_every_install_line(wheel: P
 
 def install_lines(page: Path) -> list[str]:
     found = re.findall(r"pip install (?:'[^'\n]+' ?)+", page.read_text())
-    return [] if page.parent.name == "design" else [each for each in found if "'/" not in each]
+    return [] if page.parent.name == "decisions" else [each for each in found if "'/" not in each]

@@ -1,7 +1,7 @@
 """Job log records and manifests of format 1 are read and written byte for byte as by its first release.
 
 They are the only truth about a job and live as long as it does. A difference here needs a new
-format number, a page in docs/design/, and a reader for the old one.
+format number, a page in docs/decisions/, and a reader for the old one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The tables in users' databases are a format: a later version must read what this one wrote.
 
-A difference here needs a page in docs/design/ and a migration of existing tables.
+A difference here needs a page in docs/decisions/ and a migration of existing tables.
 """
 
 from __future__ import annotations

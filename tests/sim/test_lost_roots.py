@@ -1,6 +1,6 @@
 """The root of a simulated job is deleted, or replaced by an older copy, at any moment and under all faults.
 
-Source: docs/design/0116-roots-that-go.md.
+Source: docs/decisions/0116-roots-that-go.md.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ Invariants
 
 It replaces functions of `os` and of other modules permanently: use it in a process that is meant to be killed, never
 in the test's own process. I/O: local files.
-Source: the I/O error and crash tests of SQLite (sqlite.org/testing.html); docs/design/0017-storage-faults.md.
+Source: the I/O error and crash tests of SQLite (sqlite.org/testing.html); docs/decisions/0017-storage-faults.md.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ def messages() -> Iterator[tuple[Path, int, str]]:
 
 def lines_of_pages() -> Iterator[tuple[Path, int, str]]:
     """Every line of the pages that users read."""
-    pages = [path for path in (ROOT / "docs").rglob("*.md") if "design" not in path.parts and path.stem != "style"]
+    pages = [path for path in (ROOT / "docs").rglob("*.md") if "decisions" not in path.parts and path.stem != "style"]
     for path in [ROOT / "README.md", *sorted(pages)]:
         for number, line in enumerate(path.read_text().splitlines(), 1):
             yield path, number, line

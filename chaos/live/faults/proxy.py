@@ -8,7 +8,7 @@ Invariants
     - The server listens on loopback only, on a port that the system chose, and ends with this object or its process.
     - Only proxies of processes that the run started are touched.
 
-Source: github.com/Shopify/toxiproxy 2.12; docs/design/0016-live-chaos.md.
+Source: github.com/Shopify/toxiproxy 2.12; docs/decisions/0016-live-chaos.md.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Invariants
     - Every run is checked: a scenario without `check` needs one from its caller.
 
 Pure: takes the dictionary of the parsed file.
-Source: docs/design/0016-live-chaos.md.
+Source: docs/decisions/0016-live-chaos.md.
 """
 
 from __future__ import annotations

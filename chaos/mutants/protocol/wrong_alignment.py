@@ -1,6 +1,6 @@
 """Wrong versions of alignment in event time, for mutants.py: each takes the right function and returns the wrong one.
 
-Source: docs/design/0048-event-time-alignment.md; PROTOCOL P11.
+Source: docs/decisions/0048-event-time-alignment.md; PROTOCOL P11.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ def takes_the_live_for_behind(_: Right) -> Right:
 
 
 VERSIONS = (
-    ("slowest-held-as-well", "design/0048", "the partition that is furthest behind in event time is held back too",
+    ("slowest-held-as-well", "decisions/0048", "the partition that is furthest behind in event time is held back too",
      ((partitions, "looked", limits_below_the_slowest), (master, "hold_back", sends_limits_to_all))),
-    ("silent-partition-held", "P11, design/0048", "a partition that counts as idle is held back when it has records",
+    ("silent-partition-held", "P11, decisions/0048", "a partition that counts as idle is held back when it has records",
      ((SubtaskRun, "_is_held_back", holds_the_silent),)),
-    ("live-partition-limits", "design/0048", "a partition that is read to its end holds the others back",
+    ("live-partition-limits", "decisions/0048", "a partition that is read to its end holds the others back",
      ((time_alignment, "_is_behind", takes_the_live_for_behind),)),
 )  # fmt: skip
 """Name, rules, what it does, what it replaces."""

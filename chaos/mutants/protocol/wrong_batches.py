@@ -1,6 +1,6 @@
 """Wrong versions of microbatch mode, for mutants.py: each takes the right function and returns the wrong one.
 
-Source: PROTOCOL P18, P26; docs/design/0047-microbatch.md.
+Source: PROTOCOL P18, P26; docs/decisions/0047-microbatch.md.
 """
 
 from __future__ import annotations

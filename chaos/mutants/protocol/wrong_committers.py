@@ -1,6 +1,6 @@
 """Wrong versions of sinks with one committer; chaos/mutants/mutants.py names the rule that each negates.
 
-Source: PROTOCOL P16, P18, P20, P23; docs/design/0056-one-committer.md.
+Source: PROTOCOL P16, P18, P20, P23; docs/decisions/0056-one-committer.md.
 """
 
 from __future__ import annotations

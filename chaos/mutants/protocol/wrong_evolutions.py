@@ -1,6 +1,6 @@
 """Wrong versions of reading state that other code wrote; chaos/mutants/mutants.py says which rule each negates.
 
-Source: docs/design/0038-schema-evolution.md, docs/design/0046-dropped-state.md.
+Source: docs/decisions/0038-schema-evolution.md, docs/decisions/0046-dropped-state.md.
 """
 
 from __future__ import annotations

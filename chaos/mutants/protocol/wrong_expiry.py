@@ -1,6 +1,6 @@
 """Wrong versions of windows that expire by ranges, for chaos/mutants/mutants.py: each takes the right function.
 
-Source: PROTOCOL P8, P10; docs/design/0015-window-expiry.md.
+Source: PROTOCOL P8, P10; docs/decisions/0015-window-expiry.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Wrong versions of joins, for chaos/mutants/mutants.py: each takes the right function and returns the wrong one.
 
-Source: PROTOCOL P10, P11; docs/design/0060-joins.md.
+Source: PROTOCOL P10, P11; docs/decisions/0060-joins.md.
 """
 
 from __future__ import annotations
@@ -57,25 +57,25 @@ def loses_rows_when_rolled_back(right: Right) -> Right:
 VERSIONS = (
     (
         "unmatched-before-the-watermark",
-        "P11, design/0060",
+        "P11, decisions/0060",
         "a join emits a row without a partner two seconds before the watermark allows it",
         (KeptRows, "unmatched", emits_before_the_watermark),
     ),
     (
         "late-row-joined",
-        "P11, design/0060",
+        "P11, decisions/0060",
         "a join takes rows whose partners may have left its state",
         (JoinOperator, "_arrived", joins_late_rows),
     ),
     (
         "unmatched-lost-after-a-restore",
-        "P11, design/0060",
+        "P11, decisions/0060",
         "a join emits no row without a partner that it kept before it was deployed",
         (KeptRows, "find_due", forgets_rows_that_wait),
     ),
     (
         "pair-lost-after-a-rollback",
-        "P10, design/0060",
+        "P10, decisions/0060",
         "a survivor's rollback empties the right rows of a join",
         (Table, "roll_back", loses_rows_when_rolled_back),
     ),

@@ -1,6 +1,6 @@
 """Wrong versions of a worker that waits for memory or copies frozen records; mutants.py names the rule of each.
 
-Source: docs/design/0039-state-larger-than-memory.md, docs/design/0043-incremental-freeze.md.
+Source: docs/decisions/0039-state-larger-than-memory.md, docs/decisions/0043-incremental-freeze.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Wrong ways to discover and assign partitions; mutants.py says which rule each negates.
 
-Source: PROTOCOL P12, P13, P20; docs/design/0035-partition-discovery.md.
+Source: PROTOCOL P12, P13, P20; docs/decisions/0035-partition-discovery.md.
 """
 
 from __future__ import annotations

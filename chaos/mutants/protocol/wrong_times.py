@@ -1,6 +1,6 @@
 """Wrong versions of event time, for chaos/mutants/mutants.py: each takes the right function and returns the wrong one.
 
-Source: PROTOCOL P11; docs/design/0006-watermarks.md.
+Source: PROTOCOL P11; docs/decisions/0006-watermarks.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Subtasks keep together in event time, and nothing waits for other reasons (docs/design/0048).
+"""Subtasks keep together in event time, and nothing waits for other reasons (docs/decisions/0048).
 
 What a driver sends is compared with what its workers have reported to it; what a worker does, with the limits that it
 has received and with its sources.
@@ -9,7 +9,7 @@ has received and with its sources.
           an epoch in microbatch mode reads of the partition that is furthest behind
     P11   while it is held back, a partition that has records counts neither as quiet nor as idle, in both modes
 
-Source: docs/design/0048-event-time-alignment.md; PROTOCOL P11.
+Source: docs/decisions/0048-event-time-alignment.md; PROTOCOL P11.
 """
 
 from __future__ import annotations

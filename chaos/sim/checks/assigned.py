@@ -5,7 +5,7 @@
          if the trigger of the epoch itself assigned it first, it is at its first record there: nothing was read
          a manifest holds no partition that neither its generation nor an earlier one was given
 
-Source: PROTOCOL P12; docs/design/0035-partition-discovery.md.
+Source: PROTOCOL P12; docs/decisions/0035-partition-discovery.md.
 """
 
 from __future__ import annotations

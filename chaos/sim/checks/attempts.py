@@ -5,7 +5,7 @@ An attempt without objects counts too if another attempt of the epoch read what 
     P26  an epoch consists of one attempt of each task at most, and all of them belong to one job
          an object of an earlier epoch was made by an attempt that counted there
 
-Source: PROTOCOL P26; docs/design/0047-microbatch.md.
+Source: PROTOCOL P26; docs/decisions/0047-microbatch.md.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ the offsets in the history, and with the rows that the targets accepted. Only th
     P8      input and output of an uncompleted epoch are in the digests of the next one, once
     P10     input read before a rollback is in no digest unless it was committed
 
-Source: docs/design/0018-audit.md; PROTOCOL P8, P10.
+Source: docs/decisions/0018-audit.md; PROTOCOL P8, P10.
 """
 
 from __future__ import annotations

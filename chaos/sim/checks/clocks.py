@@ -17,7 +17,7 @@ Time does not wait for what follows.
 If a partition has no records for long while another one is active (`Scenario.rests`), time must not wait for it: its
 next records are late.
 
-Source: PROTOCOL P11, P13; docs/design/0006-watermarks.md.
+Source: PROTOCOL P11, P13; docs/decisions/0006-watermarks.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The production reader runs on the objects that the manifest names; nothing of the job's code is used.
 
-Source: docs/design/0037-state-inspection.md.
+Source: docs/decisions/0037-state-inspection.md.
 """
 
 from __future__ import annotations

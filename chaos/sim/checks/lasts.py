@@ -1,6 +1,6 @@
 """The rows that every reader of an immediately written table must find, at any moment.
 
-Source: PROTOCOL P22; docs/design/0012.
+Source: PROTOCOL P22; docs/decisions/0012.
 """
 
 from __future__ import annotations

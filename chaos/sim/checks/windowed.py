@@ -5,7 +5,7 @@ rest follows from the rules and is checked: a record that its own partition's wa
 unless partitions may be idle, a window is emitted once, and the watermark of a partition is a function of the records
 before its offset. A window is emitted no earlier and no later than event time allows (clocks.py).
 
-Source: PROTOCOL P11, P13; docs/design/0006-watermarks.md.
+Source: PROTOCOL P11, P13; docs/decisions/0006-watermarks.md.
 """
 
 from __future__ import annotations

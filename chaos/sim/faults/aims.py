@@ -3,7 +3,7 @@
 A fault at a random moment mostly strikes while records flow. The points at which everything is decided last a
 millisecond, so some of the seeds aim at them: at the n-th time that a process reaches the point.
 
-Source: research section 2b, priority cells; docs/design/0019-coverage.md.
+Source: research section 2b, priority cells; docs/decisions/0019-coverage.md.
 """
 
 from __future__ import annotations

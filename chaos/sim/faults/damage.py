@@ -9,7 +9,7 @@ Invariants
     - The objects themselves stay intact: checkers and oracle see what was written.
     - Writing an object again repairs it.
 
-Source: research F10, I12; PROTOCOL P16 (every object in a manifest is verified on every read); docs/design/0017.
+Source: research F10, I12; PROTOCOL P16 (every object in a manifest is verified on every read); docs/decisions/0017.
 """
 
 from __future__ import annotations

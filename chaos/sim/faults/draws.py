@@ -9,7 +9,7 @@ Invariants
     - Recording changes no draw: a recorded run is, event by event, the run of its seed.
     - The same record gives the same draws.
 
-Source: Hypothesis' choice sequences; docs/design/0019-coverage.md.
+Source: Hypothesis' choice sequences; docs/decisions/0019-coverage.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Every later driver is started by the same command. It counts the records since its state began, so the oracle needs to
 know where that was: at the epoch whose checkpoint the first one with the new state follows.
 
-Source: docs/design/0046-dropped-state.md.
+Source: docs/decisions/0046-dropped-state.md.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Since:
         state = self._state(self._began[epoch], self._cuts[epoch])
         self._visible[epoch] = self._visible[follows] | {key: state[key] for key in written}
         if drops > 1:
-            self._fail("design/0046", f"epoch {epoch}: one command gave up the state {drops} times")
+            self._fail("decisions/0046", f"epoch {epoch}: one command gave up the state {drops} times")
 
     def restored(self, rule: str, epoch: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Compare the state of a checkpoint."""
@@ -84,7 +84,7 @@ class Since:
     def _compare(self, what: str, rows: Sequence[Mapping[str, Any]], expected: Mapping[int, Row]) -> None:
         found = {row["key"]: (row["n"], row["total"]) for row in rows}
         if found != expected:
-            self._fail("design/0046", f"{what}: {found} since the state began, expected {expected}")
+            self._fail("decisions/0046", f"{what}: {found} since the state began, expected {expected}")
 
     def _state(self, began: Cut, cut: Cut) -> dict[int, Row]:
         """Return count and sum of every key that has records between two cuts."""

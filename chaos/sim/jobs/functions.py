@@ -10,7 +10,7 @@ Invariants
     - A failure explains the end of one run: the same failure reported by another run is a finding.
     - A job without the stand-in runs unchanged.
 
-Source: research F6; docs/design/0019-coverage.md.
+Source: research F6; docs/decisions/0019-coverage.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A branch of the job whose function fails on some records: each passes or becomes one dead letter, never both.
 
-Source: DESIGN section 6; docs/design/0009-dead-letters.md.
+Source: DESIGN section 6; docs/decisions/0009-dead-letters.md.
 """
 
 from __future__ import annotations

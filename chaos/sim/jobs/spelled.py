@@ -3,7 +3,7 @@
 Every word keeps the least of its texts and the greatest of its bytes; either may be null. Texts have
 different lengths, so the memory of the texts is compacted and grows.
 
-Source: docs/design/0040-values-of-any-width.md.
+Source: docs/decisions/0040-values-of-any-width.md.
 """
 
 from __future__ import annotations

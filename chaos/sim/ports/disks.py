@@ -3,7 +3,7 @@
 After a kill, copies are a prefix of what was written, as with RocksDB; after a power loss any subset of it, in folders
 of an earlier boot. A worker takes any folder that no process holds, whatever is in it: content is what counts.
 
-Source: PROTOCOL P14, P15; docs/design/0122-local-images.md.
+Source: PROTOCOL P14, P15; docs/decisions/0122-local-images.md.
 """
 
 from __future__ import annotations

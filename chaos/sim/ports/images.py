@@ -3,7 +3,7 @@
 An attempt runs on one of two machines, by its name, so images are one or several epochs behind, or absent. A machine
 may restart and lose them. Tables are copied; files and locks are played in tests/unit/state/test_image.py.
 
-Source: docs/design/0049-state-images.md; PROTOCOL P14, P26.
+Source: docs/decisions/0049-state-images.md; PROTOCOL P14, P26.
 """
 
 from __future__ import annotations

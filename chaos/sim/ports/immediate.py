@@ -7,7 +7,7 @@ produced or an older row after a newer one, and it sees every row of a completed
 Invariants
     - A write changes rows, tags and fence in one transaction, or nothing.
 
-Source: PROTOCOL P22; docs/design/0012.
+Source: PROTOCOL P22; docs/decisions/0012.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A source as a driver lists it: its calls may fail, and the driver may end in one.
 
-Source: PROTOCOL P12; docs/design/0035-partition-discovery.md.
+Source: PROTOCOL P12; docs/decisions/0035-partition-discovery.md.
 """
 
 from __future__ import annotations

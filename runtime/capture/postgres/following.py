@@ -14,7 +14,7 @@ Invariants
     - Only positions that `appended` has reported are confirmed, and they grow.
     - What cannot be captured stops everything after it, and nothing before it.
 
-Pure: no clock, thread or I/O. Driven by process.py. Source: docs/design/0087-postgres-capture.md.
+Pure: no clock, thread or I/O. Driven by process.py. Source: docs/decisions/0087-postgres-capture.md.
 """
 
 from __future__ import annotations

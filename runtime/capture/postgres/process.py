@@ -8,7 +8,7 @@ A session (sessions.py) does this:
 
 The server's log is confirmed only after the append that it belongs to; so the slot is never before the tag.
 
-Source: docs/design/0087-postgres-capture.md.
+Source: docs/decisions/0087-postgres-capture.md.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ Invariants
     - Only changes that the log has are removed.
     - Between `confirmed` and `announced`, all processes append the same changes.
 
-Source: docs/design/0103-sqlite-capture.md.
+Source: docs/decisions/0103-sqlite-capture.md.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ A session (sessions.py) does this:
    that, with the newest change as the position, announce it, append the rows.
 3. Announce the changes that were committed since, append them, remove them; again and again.
 
-Source: docs/design/0103-sqlite-capture.md.
+Source: docs/decisions/0103-sqlite-capture.md.
 """
 
 from __future__ import annotations

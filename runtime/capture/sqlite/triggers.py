@@ -17,7 +17,7 @@ Invariants
     - Names of two tables are not those of one trigger: no word before the name is the beginning of another one.
 
 Pure: no clock, thread or I/O.
-Source: sqlite.org/lang_createtrigger.html; sqlite.org/lang_conflict.html; docs/design/0103-sqlite-capture.md.
+Source: sqlite.org/lang_createtrigger.html; sqlite.org/lang_conflict.html; docs/decisions/0103-sqlite-capture.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`holdfast log compact`: keeps the newest row of every key and drops earlier ones.
 
-Source: API.md, command line; docs/design/0014-log-compaction.md.
+Source: API.md, command line; docs/decisions/0014-log-compaction.md.
 """
 
 from __future__ import annotations

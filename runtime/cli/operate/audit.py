@@ -4,7 +4,7 @@ The audit rereads ranges of the sources, reads targets back, and compares both w
 the job's file names its sources and targets; given the job's name alone, the audit compares the checkpoints with each
 other. A running job is audited as of its last completed epoch.
 
-Source: API.md; DESIGN section 13 (audit digests); docs/design/0018-audit.md.
+Source: API.md; DESIGN section 13 (audit digests); docs/decisions/0018-audit.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`holdfast dlq list|redrive JOB`: lists the records that a job could not process, and appends them to their log again.
 
-Source: API.md, command line; docs/design/0009-dead-letters.md.
+Source: API.md, command line; docs/decisions/0009-dead-letters.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The other job is only read, whether it runs or not. The new job keeps nothing of it but the names in its first record.
 
-Source: DESIGN section 9; docs/design/0086-fork.md.
+Source: DESIGN section 9; docs/decisions/0086-fork.md.
 """
 
 from __future__ import annotations

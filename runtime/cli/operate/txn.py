@@ -4,7 +4,7 @@ Only the job's file names the brokers and how to log in. Nothing here is needed 
 of the job ends what it left open, and so do the brokers after the transaction's timeout. These commands are for readers
 that cannot wait.
 
-Source: API.md, command line; docs/design/0109-open-transactions.md.
+Source: API.md, command line; docs/decisions/0109-open-transactions.md.
 """
 
 from __future__ import annotations

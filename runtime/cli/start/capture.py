@@ -1,6 +1,6 @@
 """`holdfast capture JOB.py`: receives what a source cannot read again, and appends it to the log that the job reads.
 
-Source: API.md, command line; docs/design/0085-webhooks.md, 0087-postgres-capture.md.
+Source: API.md, command line; docs/decisions/0085-webhooks.md, 0087-postgres-capture.md.
 """
 
 from __future__ import annotations

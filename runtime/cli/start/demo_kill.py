@@ -8,7 +8,7 @@ Invariants
     - What proves the recovery happened after the kill: lines of progress may be read long after they were written, so
       the job log says where the job was.
 
-Source: docs/design/0047-microbatch.md.
+Source: docs/decisions/0047-microbatch.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A checkpoint of an older version lacks the identity of state or the shape of the plan. Whatever it lacks is reported as
 not known, never as unchanged.
 
-Source: docs/design/0024-identity-of-state.md; API.md (`plan --json`).
+Source: docs/decisions/0024-identity-of-state.md; API.md (`plan --json`).
 """
 
 from __future__ import annotations

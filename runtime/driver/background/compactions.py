@@ -7,7 +7,7 @@ Invariants
     - What any retained checkpoint needs stays.
     - Nothing is compacted between a rewind and the repair of the topic, or while another driver owns it.
 
-Source: docs/design/0055-changelog-topic.md; PROTOCOL P16.
+Source: docs/decisions/0055-changelog-topic.md; PROTOCOL P16.
 """
 
 from __future__ import annotations

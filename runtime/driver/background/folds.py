@@ -2,7 +2,7 @@
 
 A fold that could not be stored is stored with the next record. Nothing waits for it.
 
-Source: docs/design/0053-control-plane-at-scale.md; checkpoint/folds.py says when it is used.
+Source: docs/decisions/0053-control-plane-at-scale.md; checkpoint/folds.py says when it is used.
 """
 
 from __future__ import annotations

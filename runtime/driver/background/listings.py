@@ -4,7 +4,7 @@ The driver has connections of its own, opened at the first listing. A listing th
 only if each of these sources still has the history that was read: a recreated source has other partitions too. That is
 asked after the partitions were listed, so it holds for the listing.
 
-Source: PROTOCOL P12; docs/design/0022-source-identity.md, 0035-partition-discovery.md.
+Source: PROTOCOL P12; docs/decisions/0022-source-identity.md, 0035-partition-discovery.md.
 """
 
 from __future__ import annotations

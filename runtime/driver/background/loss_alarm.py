@@ -8,7 +8,7 @@ Invariants
     - No alarm before looks cover half of the window: the pace is unknown until then.
     - One warning per partition and alarm.
 
-Source: docs/design/0108-loss-alarm.md.
+Source: docs/decisions/0108-loss-alarm.md.
 """
 
 from __future__ import annotations

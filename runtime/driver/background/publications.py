@@ -10,7 +10,7 @@ Invariants
     - `close` publishes what is due, also while a publication is under way, and nothing is opened after it.
     - A source whose positions cannot be published keeps no other source's positions from being published.
 
-Source: docs/design/0075-kafka-source.md.
+Source: docs/decisions/0075-kafka-source.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Only the driver deletes, only after `Expired` is in the job log, and only while every retained
 manifest can be read. After a crash the next sweep finds the remaining objects in the listing.
 
-Source: DESIGN section 4 (garbage collection); PROTOCOL P7, P16; docs/design/0007.
+Source: DESIGN section 4 (garbage collection); PROTOCOL P7, P16; docs/decisions/0007.
 """
 
 from __future__ import annotations

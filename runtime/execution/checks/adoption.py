@@ -3,7 +3,7 @@
 Copies of a job number their epochs alike: a target is not adopted at an epoch that its other owner may have delivered
 under the same number.
 
-Source: PROTOCOL P1, P17, P24; docs/design/0021-owned-targets.md, 0057-what-owners-completed.md.
+Source: PROTOCOL P1, P17, P24; docs/decisions/0021-owned-targets.md, 0057-what-owners-completed.md.
 """
 
 from __future__ import annotations

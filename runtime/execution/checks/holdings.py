@@ -6,7 +6,7 @@ Invariants
     - A target below the newest delivery that the last manifest confirms is refused; nothing delivers that output again.
     - A target to which the tag says more was delivered than it holds is refused, unless a rewind came since.
 
-Source: PROTOCOL P1, P17, P24; docs/design/0021-owned-targets.md, 0057-what-owners-completed.md.
+Source: PROTOCOL P1, P17, P24; docs/decisions/0021-owned-targets.md, 0057-what-owners-completed.md.
 """
 
 from __future__ import annotations

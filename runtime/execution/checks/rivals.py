@@ -1,6 +1,6 @@
 """Targets that belong to another sink, unless the user moves them.
 
-Source: PROTOCOL P1, P24; docs/design/0104-tables-with-one-owner.md.
+Source: PROTOCOL P1, P24; docs/decisions/0104-tables-with-one-owner.md.
 """
 
 from __future__ import annotations

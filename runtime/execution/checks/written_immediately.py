@@ -2,7 +2,7 @@
 
 Tags of the two modes cannot be compared.
 
-Source: PROTOCOL P22; docs/design/0012, 0093.
+Source: PROTOCOL P22; docs/decisions/0012, 0093.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Flat JSON objects as Arrow columns.
 
-Pure. Source: docs/design/0090-flat-json.md; the Arrow columnar format.
+Pure. Source: docs/decisions/0090-flat-json.md; the Arrow columnar format.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ An aggregate continues the state kept under its own name, else the one that the 
 continues none starts from now; kept state that nothing continues would be lost, so the user gives it up by name.
 
 Pure.
-Source: docs/design/0038-schema-evolution.md, docs/design/0024-identity-of-state.md.
+Source: docs/decisions/0038-schema-evolution.md, docs/decisions/0024-identity-of-state.md.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Invariants
     - A record is emitted in the epoch that takes it into the state.
 
 Pure.
-Source: docs/design/0072-running-and-sliding-aggregates.md.
+Source: docs/decisions/0072-running-and-sliding-aggregates.md.
 """
 
 from __future__ import annotations

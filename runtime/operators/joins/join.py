@@ -18,7 +18,7 @@ Invariants
     - Rows are expired at a barrier only, when no piece waits.
 
 Pure.
-Source: docs/design/0060-joins.md.
+Source: docs/decisions/0060-joins.md.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Invariants
     - `Due` is a function of the rows and the clocks; it is built from them after a restore.
 
 Pure.
-Source: docs/design/0060-joins.md.
+Source: docs/decisions/0060-joins.md.
 """
 
 from __future__ import annotations

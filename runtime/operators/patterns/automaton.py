@@ -15,7 +15,7 @@ Invariants
       there are at most twice as many as before, and two.
 
 Pure.
-Source: Agrawal et al., Efficient Pattern Matching over Event Streams, 2008; docs/design/0069-patterns.md.
+Source: Agrawal et al., Efficient Pattern Matching over Event Streams, 2008; docs/decisions/0069-patterns.md.
 """
 
 from __future__ import annotations

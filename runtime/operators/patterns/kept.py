@@ -9,7 +9,7 @@ Invariants
     - A row that waits is not before the clock of its key.
 
 Pure.
-Source: docs/design/0069-patterns.md.
+Source: docs/decisions/0069-patterns.md.
 """
 
 from __future__ import annotations

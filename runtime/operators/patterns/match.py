@@ -14,7 +14,7 @@ Invariants
       rows of the key and their order alone, not on batches.
 
 Pure, as far as the user's functions are.
-Source: docs/design/0069-patterns.md.
+Source: docs/decisions/0069-patterns.md.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Invariants
     - A key that has neither value nor had one gets no row.
 
 Pure, as far as the user's function is.
-Source: docs/design/0065-keyed-functions.md.
+Source: docs/decisions/0065-keyed-functions.md.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ Invariants
     - A value whose time has come is not returned, whether or not it was deleted already.
 
 Pure.
-Source: docs/design/0065-keyed-functions.md.
+Source: docs/decisions/0065-keyed-functions.md.
 """
 
 from __future__ import annotations

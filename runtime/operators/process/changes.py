@@ -1,7 +1,7 @@
 """What may change in a keyed function between two runs of a job, and what its state then holds.
 
 Pure.
-Source: docs/design/0038-schema-evolution.md, 0065-keyed-functions.md.
+Source: docs/decisions/0038-schema-evolution.md, 0065-keyed-functions.md.
 """
 
 from __future__ import annotations

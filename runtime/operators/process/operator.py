@@ -19,7 +19,7 @@ Invariants
       an end fails the job.
 
 Pure, as far as the user's functions are.
-Source: docs/design/0065-keyed-functions.md, 0066-rounds-of-timers.md, 0078-processing-time.md.
+Source: docs/decisions/0065-keyed-functions.md, 0066-rounds-of-timers.md, 0078-processing-time.md.
 """
 
 from __future__ import annotations

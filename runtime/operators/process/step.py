@@ -1,7 +1,7 @@
 """The step of a keyed function: what is the same whether it takes records one by one or in whole batches.
 
 Pure.
-Source: docs/design/0065-keyed-functions.md.
+Source: docs/decisions/0065-keyed-functions.md.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ Invariants
     - No sum wraps.
 
 Pure.
-Source: docs/design/0096-values-below-groups.md.
+Source: docs/decisions/0096-values-below-groups.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The changes of a table as facts: every put and every delete is a row with a mark, as in a changelog.
 
 Pure.
-Source: docs/design/0067-tables-and-lookups.md.
+Source: docs/decisions/0067-tables-and-lookups.md.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ words, text and bytes as they are. So the smallest and the largest are the first
 0.0 and -0.0 are one value. NaN is the last of all, and counts only if a group has nothing else.
 
 Pure.
-Source: docs/design/0096-values-below-groups.md; Flink, MIN and MAX with retractions.
+Source: docs/decisions/0096-values-below-groups.md; Flink, MIN and MAX with retractions.
 """
 
 from __future__ import annotations

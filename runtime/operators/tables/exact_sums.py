@@ -8,7 +8,8 @@ A digit is a sum of integers that are smaller than the base: it may be negative,
 has at most 12 entries, most of which are 0 and left out. Values that are not finite are counted, and make it NaN.
 
 Pure.
-Source: docs/design/0096-values-below-groups.md; Kulisch, Computer Arithmetic and Validity, 2008 (exact accumulation).
+Source: docs/decisions/0096-values-below-groups.md; Kulisch, Computer Arithmetic and Validity, 2008 (exact
+accumulation).
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ Invariants
       deleted, and the join forgets the key.
 
 Pure.
-Source: docs/design/0097-foreign-keys.md; Kafka Streams, KIP-213.
+Source: docs/decisions/0097-foreign-keys.md; Kafka Streams, KIP-213.
 """
 
 from __future__ import annotations

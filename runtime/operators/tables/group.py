@@ -12,7 +12,7 @@ Invariants
     - No sum of integers or decimals wraps.
 
 Pure.
-Source: docs/design/0068-retractions.md, docs/design/0096-values-below-groups.md.
+Source: docs/decisions/0068-retractions.md, docs/decisions/0096-values-below-groups.md.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Invariants
     - A key leaves the state when both tables have lost it.
 
 Pure.
-Source: docs/design/0068-retractions.md.
+Source: docs/decisions/0068-retractions.md.
 """
 
 from __future__ import annotations

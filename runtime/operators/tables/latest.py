@@ -8,7 +8,7 @@ Invariants
     - The event time of the table holds nothing back.
 
 Pure.
-Source: docs/design/0067-tables-and-lookups.md.
+Source: docs/decisions/0067-tables-and-lookups.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What both kinds of look-ups share: their plan, keys and rows of results.
 
 Pure.
-Source: docs/design/0067-tables-and-lookups.md.
+Source: docs/decisions/0067-tables-and-lookups.md.
 """
 
 from __future__ import annotations

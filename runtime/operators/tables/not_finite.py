@@ -4,7 +4,7 @@ Taken into a sum of doubles, such a value would never leave it. So the sum is ov
 counted below the group: while there are some, they are the result.
 
 Pure.
-Source: docs/design/0096-values-below-groups.md.
+Source: docs/decisions/0096-values-below-groups.md.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Invariants
     - A row is taken back with the values with which it was added, and after it.
 
 Pure.
-Source: docs/design/0068-retractions.md.
+Source: docs/decisions/0068-retractions.md.
 """
 
 from __future__ import annotations

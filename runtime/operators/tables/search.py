@@ -13,7 +13,7 @@ Invariants
     - No row waits, and the event time of the table holds nothing back.
 
 Pure.
-Source: docs/design/0070-standing-queries.md.
+Source: docs/decisions/0070-standing-queries.md.
 """
 
 from __future__ import annotations

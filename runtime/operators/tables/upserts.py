@@ -3,7 +3,7 @@
 No state: rows of one key meet in one subtask, so all readers of the table get them in one order, that of arrival.
 
 Pure.
-Source: docs/design/0067-tables-and-lookups.md.
+Source: docs/decisions/0067-tables-and-lookups.md.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ Invariants
     - A watermark or barrier looks at rows that are due, and at no others that wait.
 
 Pure.
-Source: docs/design/0067-tables-and-lookups.md; Flink's event-time temporal join.
+Source: docs/decisions/0067-tables-and-lookups.md; Flink's event-time temporal join.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ Invariants
     - A key whose windows are all complete has no row of state.
 
 Pure.
-Source: docs/design/0073-count-windows.md.
+Source: docs/decisions/0073-count-windows.md.
 """
 
 from __future__ import annotations

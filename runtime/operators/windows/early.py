@@ -17,7 +17,7 @@ Invariants
     - Marks and times are in the state before the barrier's freeze, together with what was shown, if `note` is called.
 
 Pure; the clock is a parameter.
-Source: docs/design/0082-early-results.md.
+Source: docs/decisions/0082-early-results.md.
 """
 
 from __future__ import annotations

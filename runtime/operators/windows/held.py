@@ -11,7 +11,7 @@ Invariants
     - What is held of a slice are the values of all of its rows in the table, or of no rows if it has none.
 
 Pure.
-Source: docs/design/0062-slices.md.
+Source: docs/decisions/0062-slices.md.
 """
 
 from __future__ import annotations

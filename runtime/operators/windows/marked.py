@@ -9,7 +9,7 @@ Invariants
     - Of the rows that were marked when the pass began, those that still have their mark are given out, each once.
     - If a window consists of several rows, the rows of one key are given out together.
 
-Pure. Source: docs/design/0082-early-results.md.
+Pure. Source: docs/decisions/0082-early-results.md.
 """
 
 from __future__ import annotations

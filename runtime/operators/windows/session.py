@@ -2,7 +2,7 @@
 
 A row of state is keyed by (keys, start of the session), with its end beside the aggregates. Rows are in the order of
 the key, so a batch finds the sessions of its keys, and in the order of their ends, so event time finds those that are
-over (docs/design/0041-ordered-rows-and-timers.md).
+over (docs/decisions/0041-ordered-rows-and-timers.md).
 
 A batch is merged with the known sessions of its keys as a whole: intervals of one key that touch become one session. If
 a session gets another start, or several become one, their aggregates are merged into a new row.
@@ -15,7 +15,7 @@ Invariants
     - A record is late if and only if the session that it would be in is over.
 
 Pure.
-Source: docs/design/0063-sessions.md; PROTOCOL P11.
+Source: docs/decisions/0063-sessions.md; PROTOCOL P11.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ Invariants
     - A row is deleted when the clock reaches its event time plus the size: every window with it has been emitted.
 
 Pure.
-Source: docs/design/0072-running-and-sliding-aggregates.md; PROTOCOL P11.
+Source: docs/decisions/0072-running-and-sliding-aggregates.md; PROTOCOL P11.
 """
 
 from __future__ import annotations

@@ -10,15 +10,15 @@ that are shown before their end are found likewise, by processing time: early.py
 Invariants
     - A record is late if and only if the end of its last window plus the lateness is not after the clock.
     - A row is deleted when the clock reaches the end of its last window plus the lateness; until then it counts for
-      all of its windows. One range per key group deletes any number of rows (docs/design/0015-window-expiry.md).
+      all of its windows. One range per key group deletes any number of rows (docs/decisions/0015-window-expiry.md).
     - `close` emits a window when the clock reaches its end, and again whenever a later batch changes it, up to the
       lateness. `final` emits it once, when the clock reaches its end plus the lateness.
     - The clock of every owned key group is in the state before the barrier's freeze.
     - A window is emitted when it closes, whether or not it has changed since it was last shown.
 
 Pure.
-Source: docs/design/0006-watermarks.md, 0062-slices.md, 0082-early-results.md; PROTOCOL P11; DESIGN section 5 (keys of
-windows).
+Source: docs/decisions/0006-watermarks.md, 0062-slices.md, 0082-early-results.md; PROTOCOL P11; DESIGN section 5 (keys
+of windows).
 """
 
 from __future__ import annotations

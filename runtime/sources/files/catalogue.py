@@ -13,7 +13,7 @@ Invariants
     - File n is in partition n mod `partitions`, and begins where the file before it in that partition ends.
     - Its name is in the catalogue once.
 
-Source: docs/design/0080-files-source.md.
+Source: docs/decisions/0080-files-source.md.
 """
 
 from __future__ import annotations

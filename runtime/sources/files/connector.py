@@ -1,6 +1,6 @@
 """`hf.Files`: files below a folder or a prefix of S3, as a connector.
 
-Source: API.md (sources, sinks); docs/design/0080-files-source.md, 0083-files-sink.md.
+Source: API.md (sources, sinks); docs/decisions/0080-files-source.md, 0083-files-sink.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What reading a file gives, whatever its format.
 
-Pure. Source: docs/design/0080-files-source.md.
+Pure. Source: docs/decisions/0080-files-source.md.
 """
 
 from __future__ import annotations

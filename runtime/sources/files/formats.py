@@ -1,6 +1,6 @@
 """How files are written: Parquet, JSON lines or CSV.
 
-Source: docs/design/0080-files-source.md, 0083-files-sink.md.
+Source: docs/decisions/0080-files-source.md, 0083-files-sink.md.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Times of the old type INT96 may lie outside of what nanoseconds hold, 1677 to 22
 
 A position is the number of a row. One batch is decoded at a time; what a read leaves of it is kept for the next one.
 
-Source: docs/design/0080-files-source.md, 0083-files-sink.md.
+Source: docs/decisions/0080-files-source.md, 0083-files-sink.md.
 """
 
 from __future__ import annotations

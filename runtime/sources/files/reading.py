@@ -6,7 +6,7 @@ Invariants
     - Only a connection of a run's driver appends to the catalogue: others are made of a source that does not list, or
       are never asked for their partitions.
 
-Source: runtime/plan/source.py; docs/design/0080-files-source.md.
+Source: runtime/plan/source.py; docs/decisions/0080-files-source.md.
 """
 
 from __future__ import annotations

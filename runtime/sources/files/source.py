@@ -1,6 +1,6 @@
 """Files as a source: what is sent to the workers, and how a job gets its catalogue.
 
-Source: runtime/plan/source.py; docs/design/0080-files-source.md.
+Source: runtime/plan/source.py; docs/decisions/0080-files-source.md.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A row is at the position of its first byte in the file. A position within a line
 position after a row, one byte on, may be stored and read from again. Blank lines are no rows, except in a CSV file of
 one column, where they are an empty value.
 
-Source: docs/design/0080-files-source.md.
+Source: docs/decisions/0080-files-source.md.
 """
 
 from __future__ import annotations

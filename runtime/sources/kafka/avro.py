@@ -1,6 +1,6 @@
 """`hf.Avro`: values in Avro, with the schemas of a registry or with one that the job gives.
 
-Source: API.md (sources); docs/design/0088-avro-values.md.
+Source: API.md (sources); docs/decisions/0088-avro-values.md.
 """
 
 from __future__ import annotations

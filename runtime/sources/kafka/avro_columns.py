@@ -21,7 +21,7 @@ Invariants
     - A value is used only if the codec stopped exactly at its end: one more byte is appended, so that a length which
       leads beyond the end is noticed.
 
-Pure. Source: Avro 1.12 specification; docs/design/0088-avro-values.md.
+Pure. Source: Avro 1.12 specification; docs/decisions/0088-avro-values.md.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Invariants
     - Of each partition, what was taken from the library but not handed over is less than one batch; the library keeps
       `QUEUED_BYTES_MAX` of all partitions together, or `QUEUE_BYTES_MIN` of each if that is more, and one fetch beyond.
 
-For one thread at a time. Source: docs/design/0089-kafka-batches.md.
+For one thread at a time. Source: docs/decisions/0089-kafka-batches.md.
 """
 
 from __future__ import annotations

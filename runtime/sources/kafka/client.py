@@ -7,7 +7,7 @@ Invariants
     - A batch is given to one caller, and its messages are back at the library when the next batch is asked for.
     - Only messages and errors of a partition come from its queue.
 
-For one thread at a time. Source: librdkafka, rdkafka.h; docs/design/0089-kafka-batches.md.
+For one thread at a time. Source: librdkafka, rdkafka.h; docs/decisions/0089-kafka-batches.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Messages of one partition as columns: what librdkafka has handed over by the batch.
 
-Source: docs/design/0089-kafka-batches.md; the Arrow columnar format.
+Source: docs/decisions/0089-kafka-batches.md; the Arrow columnar format.
 """
 
 from __future__ import annotations

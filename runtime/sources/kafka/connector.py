@@ -3,7 +3,7 @@
 The client library is an extra, so it is imported when a topic is opened, not with this module: a job can be planned and
 tested without it.
 
-Source: API.md (sources); docs/design/0075-kafka-source.md.
+Source: API.md (sources); docs/decisions/0075-kafka-source.md.
 """
 
 from __future__ import annotations

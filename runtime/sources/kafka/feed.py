@@ -11,7 +11,7 @@ Invariants
       may still give messages from where it was, and these would look like messages behind a gap.
     - Queues hold `QUEUED_BYTES_MAX` together, or `QUEUE_BYTES_MIN` each if that is more, and one poll beyond it.
 
-For one thread at a time. Source: docs/design/0075-kafka-source.md; librdkafka, rdkafka.h.
+For one thread at a time. Source: docs/decisions/0075-kafka-source.md; librdkafka, rdkafka.h.
 """
 
 from __future__ import annotations

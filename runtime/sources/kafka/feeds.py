@@ -1,6 +1,6 @@
 """Which consumer reads a topic: the one that hands over columns, or the one that hands over messages.
 
-Source: docs/design/0089-kafka-batches.md.
+Source: docs/decisions/0089-kafka-batches.md.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Invariants
     - Every wait for an answer is bounded.
     - One request is under way: while its answer is still to come, also after the wait for it, no other one is sent.
 
-Source: docs/design/0075-kafka-source.md.
+Source: docs/decisions/0075-kafka-source.md.
 """
 
 from __future__ import annotations

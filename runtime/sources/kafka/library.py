@@ -11,7 +11,7 @@ Invariants
       are written for. Then messages are read by `consume()`.
     - Nothing is loaded but what confluent-kafka has loaded: symbols are looked up through its module.
 
-Source: librdkafka, rdkafka.h; docs/design/0089-kafka-batches.md.
+Source: librdkafka, rdkafka.h; docs/decisions/0089-kafka-batches.md.
 """
 
 from __future__ import annotations

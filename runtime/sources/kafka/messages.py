@@ -1,6 +1,6 @@
 """Messages of a topic as columns: the values decoded, and what else a message has if it is wanted.
 
-Source: docs/design/0075-kafka-source.md.
+Source: docs/decisions/0075-kafka-source.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a topic that is one of several of a source has from it.
 
-Source: docs/design/0095-topics-by-pattern.md.
+Source: docs/decisions/0095-topics-by-pattern.md.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Invariants
     - Records are decoded in the lane.
     - Nothing is read of a topic other than the one that was opened.
 
-Source: runtime/plan/source.py; docs/design/0075-kafka-source.md.
+Source: runtime/plan/source.py; docs/decisions/0075-kafka-source.md.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Invariants
       answer is `Unavailable`; an unknown id, or a schema that does not fit, ends the run at this record.
     - A schema is asked for once, and compared with the columns once: an id never changes its meaning.
 
-Source: docs.confluent.io, wire format; docs/design/0088-avro-values.md.
+Source: docs.confluent.io, wire format; docs/decisions/0088-avro-values.md.
 """
 
 from __future__ import annotations

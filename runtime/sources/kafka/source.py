@@ -1,6 +1,6 @@
 """A topic as a source: what is sent to the workers.
 
-Source: runtime/plan/source.py; docs/design/0075-kafka-source.md.
+Source: runtime/plan/source.py; docs/decisions/0075-kafka-source.md.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Invariants
     - A key gives the key's columns and the mark, whatever else it holds.
     - A key that has another form stays a record without a value, which cannot be decoded.
 
-Pure. Source: docs/design/0075-kafka-source.md; sinks/kafka/encoding.py.
+Pure. Source: docs/decisions/0075-kafka-source.md; sinks/kafka/encoding.py.
 """
 
 from __future__ import annotations

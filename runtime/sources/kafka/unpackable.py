@@ -4,7 +4,7 @@ The library reports such a batch with its first offset and asks for it again wit
 by asking for the offset behind it, which is not in what the library says. But an offset inside of it is answered with
 the same report. So the least offset that is not answered so is behind it, found in a few questions by halving.
 
-Source: librdkafka, rd_kafka_msgset_reader_decompress; docs/design/0120-batches-that-cannot-be-unpacked.md.
+Source: librdkafka, rd_kafka_msgset_reader_decompress; docs/decisions/0120-batches-that-cannot-be-unpacked.md.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ sources/captured.py. Only `holdfast capture` looks at the `Capturing`.
 psycopg is an extra (`pip install holdfast[postgres]`). A job needs it only until the log exists: before that, the
 columns are those that the server reports.
 
-Source: API.md (sources, captured); docs/design/0087-postgres-capture.md.
+Source: API.md (sources, captured); docs/decisions/0087-postgres-capture.md.
 """
 
 from __future__ import annotations

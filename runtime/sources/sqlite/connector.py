@@ -3,7 +3,7 @@
 The database itself keeps its changes, by triggers, until they are in the log. The job reads the log; see
 sources/captured.py. Only `holdfast capture` looks at the `Capturing`.
 
-Source: API.md (sources, captured); docs/design/0103-sqlite-capture.md.
+Source: API.md (sources, captured); docs/decisions/0103-sqlite-capture.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A request cannot be read again, so a job never reads one: it reads the log. For the job this source is that log in
 everything but its name; only `holdfast capture` looks at the rest, which is a `Receiving`.
 
-Source: API.md (sources, captured); docs/design/0085-webhooks.md.
+Source: API.md (sources, captured); docs/decisions/0085-webhooks.md.
 """
 
 from __future__ import annotations

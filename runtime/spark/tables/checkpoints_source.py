@@ -1,6 +1,6 @@
 """The Spark data source `holdfast-checkpoints`: the checkpoints that a job can be restored from, a row for each.
 
-Source: docs/design/0050-spark-sources.md; pyspark.sql.datasource.
+Source: docs/decisions/0050-spark-sources.md; pyspark.sql.datasource.
 """
 
 from __future__ import annotations

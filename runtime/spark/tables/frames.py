@@ -11,7 +11,7 @@ Invariants
     - A run reads the copy that its start chose, whatever `copy.json` says later.
     - Workers get no DataFrame.
 
-Source: docs/design/0051-spark-frame.md.
+Source: docs/decisions/0051-spark-frame.md.
 """
 
 from __future__ import annotations

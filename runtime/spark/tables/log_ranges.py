@@ -7,7 +7,7 @@ Invariants
     - A task reads the rows that were in the log when the query was planned, all of them, or fails.
     - A position that was once reached stays valid until the log loses or takes back a row before it.
 
-Source: docs/design/0050-spark-sources.md; storage/log/reader.py (Origin), voids.py, compacted.py.
+Source: docs/decisions/0050-spark-sources.md; storage/log/reader.py (Origin), voids.py, compacted.py.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The end of every partition is chosen when Spark plans the query, so a query sees the log as of one commit. log_stream.py
 reads the same rows as a stream.
 
-Source: docs/design/0050-spark-sources.md; pyspark.sql.datasource.
+Source: docs/decisions/0050-spark-sources.md; pyspark.sql.datasource.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Invariants
     - The batches of a query, one after the other, hold every row of the log once; a query that cannot keep this fails.
     - A log without new rows gives the same position, byte for byte: Spark then runs no batch.
 
-Source: docs/design/0050-spark-sources.md; pyspark.sql.streaming.datasource.
+Source: docs/decisions/0050-spark-sources.md; pyspark.sql.streaming.datasource.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The epoch is chosen when Spark plans the query, and every task reads that epoch, so a query sees one checkpoint. If it
 expires before a task has read it, the query fails and says so; a savepoint never expires.
 
-Source: docs/design/0037-state-inspection.md; pyspark.sql.datasource.
+Source: docs/decisions/0037-state-inspection.md; pyspark.sql.datasource.
 """
 
 from __future__ import annotations

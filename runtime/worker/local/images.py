@@ -1,6 +1,6 @@
 """The images of one machine, as those that open state see them.
 
-Source: docs/design/0049-state-images.md, 0122-local-images.md.
+Source: docs/decisions/0049-state-images.md, 0122-local-images.md.
 """
 
 from __future__ import annotations

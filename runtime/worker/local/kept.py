@@ -6,7 +6,7 @@ Both are used only if they have the content that the checkpoint names (P14), and
 An image is made from the one before, which is copied, and the segments after that: so the one before is there until
 another is whole, and tables that map it never see a change.
 
-Source: docs/design/0122-local-images.md; PROTOCOL P14, P15.
+Source: docs/decisions/0122-local-images.md; PROTOCOL P14, P15.
 """
 
 from __future__ import annotations

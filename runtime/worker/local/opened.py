@@ -1,6 +1,6 @@
 """How the state of a subtask is opened: in memory alone, or with what the local disk has of it.
 
-Source: docs/design/0122-local-images.md; DESIGN section 5 (restore).
+Source: docs/decisions/0122-local-images.md; DESIGN section 5 (restore).
 """
 
 from __future__ import annotations

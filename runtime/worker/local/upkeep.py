@@ -12,7 +12,7 @@ Invariants
     - A refusal is reported from TOLD_AFTER_S after the first one until a write succeeds; a short stall is not. What was
       refused last is tried again every RETRY_AFTER_S, for nothing else may be written for long.
 
-Source: docs/design/0122-local-images.md; DESIGN section 5.
+Source: docs/decisions/0122-local-images.md; DESIGN section 5.
 """
 
 from __future__ import annotations

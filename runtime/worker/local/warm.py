@@ -4,7 +4,7 @@ Invariants
     - What a task writes to its state is in no image.
     - An image holds what the job's segments say, as of a completed epoch: a task brings it to its own base, by them.
 
-Source: docs/design/0049-state-images.md; PROTOCOL P14, P26.
+Source: docs/decisions/0049-state-images.md; PROTOCOL P14, P26.
 """
 
 from __future__ import annotations

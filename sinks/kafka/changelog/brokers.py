@@ -1,6 +1,6 @@
 """The connections of a reader of a changelog in a topic.
 
-Source: confluent_kafka; docs/design/0111-changelogs-in-kafka.md.
+Source: confluent_kafka; docs/decisions/0111-changelogs-in-kafka.md.
 """
 
 from __future__ import annotations

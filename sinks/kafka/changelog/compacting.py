@@ -12,7 +12,7 @@ Invariants
       records from the beginning of a topic only, so those stay until a later compaction has passed them.
 
 Memory: the newest rows of one partition. Pure: no clock, thread or I/O of its own; brokers.py has the connections.
-Source: docs/design/0111-changelogs-in-kafka.md.
+Source: docs/decisions/0111-changelogs-in-kafka.md.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ Invariants
     - The key of an end occurs once, so a compaction by the brokers removes rows without their end, and is noticed.
     - deltas_in(decoded(encoded(records))) has the same rows, bit for bit.
 
-Pure: no clock, thread or I/O. Source: docs/design/0111-changelogs-in-kafka.md.
+Pure: no clock, thread or I/O. Source: docs/decisions/0111-changelogs-in-kafka.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Partitions that are added later are not used: records go by the number of the first delivery. Records of another job or
 sink would break the chain of deliveries, so that no state could be restored: nothing is written beside them.
 
-Pure. Source: docs/design/0111-changelogs-in-kafka.md.
+Pure. Source: docs/decisions/0111-changelogs-in-kafka.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The topic of a changelog: creates a missing one, and refuses one whose records the brokers would remove.
 
-Source: kafka.apache.org/documentation, topic configs; docs/design/0111-changelogs-in-kafka.md.
+Source: kafka.apache.org/documentation, topic configs; docs/decisions/0111-changelogs-in-kafka.md.
 """
 
 from __future__ import annotations

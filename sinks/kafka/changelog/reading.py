@@ -9,7 +9,7 @@ Invariants
     - A record that is missing is damage, unless a compaction of the job was named since the topic was opened.
 
 Pure: no clock, thread or I/O of its own; brokers.py has the connections.
-Source: docs/design/0111-changelogs-in-kafka.md.
+Source: docs/decisions/0111-changelogs-in-kafka.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Records of abandoned epochs stay: readers leave them out by their tags. What counts is the fence: after the init, no
 older producer commits, so nothing of an older timeline comes behind the new tags.
 
-Pure: no clock, thread or I/O of its own. Source: PROTOCOL P21; docs/design/0111-changelogs-in-kafka.md.
+Pure: no clock, thread or I/O of its own. Source: PROTOCOL P21; docs/decisions/0111-changelogs-in-kafka.md.
 """
 
 from __future__ import annotations

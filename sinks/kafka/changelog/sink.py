@@ -4,7 +4,7 @@ It is written by the target of every Kafka sink, with its tags, owners and fence
 transaction. The records name their tag, so a rewind has nothing to take back: it moves the tags, and readers leave
 out what is not on their lineage.
 
-Source: docs/design/0111-changelogs-in-kafka.md, 0076-kafka-sink.md.
+Source: docs/decisions/0111-changelogs-in-kafka.md, 0076-kafka-sink.md.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Invariants
     - The copies of an epoch hold every record as of its barrier.
     - When the next barrier changes the roles, no record is frozen any more.
 
-Source: DESIGN section 5; docs/design/0043-incremental-freeze.md.
+Source: DESIGN section 5; docs/decisions/0043-incremental-freeze.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A block of records passes through one loop per operation, so the cache misses of records and rows overlap. A value is
 merged by the operation that folded it; counts are added.
 
-Source: docs/design/0062-slices.md.
+Source: docs/decisions/0062-slices.md.
 """
 
 from __future__ import annotations

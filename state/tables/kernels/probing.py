@@ -2,7 +2,7 @@
 
 The tag in an entry nearly always names the right slot, so the *likely* slot of a key is found without reading a record.
 
-Source: docs/design/0036-records-and-kernels.md.
+Source: docs/decisions/0036-records-and-kernels.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Kernels for batches whose rows are taken in the order of their places: tags, likely slots, inputs in another order.
 
-Source: docs/design/0039-state-larger-than-memory.md.
+Source: docs/decisions/0039-state-larger-than-memory.md.
 """
 
 from __future__ import annotations

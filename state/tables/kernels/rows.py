@@ -8,7 +8,7 @@ Invariants
     - A record is complete before the index names it.
     - A kernel stops at the border of a block for which there is no room; its caller makes room and resumes there.
 
-Source: docs/design/0036-records-and-kernels.md.
+Source: docs/decisions/0036-records-and-kernels.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The checker of alignment in event time finds every partition that waits without a reason (docs/design/0048)."""
+"""The checker of alignment in event time finds every partition that waits without a reason (docs/decisions/0048)."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ class TestCreatingARecord:
 
 
 class TestProvingTheRoot:
-    """docs/design/0116: nothing is created in a root without the first record and the one before."""
+    """docs/decisions/0116: nothing is created in a root without the first record and the one before."""
 
     NEXT = msgspec.structs.replace(AGAIN, prev=STARTED.hash)
 

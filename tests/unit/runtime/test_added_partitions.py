@@ -1,4 +1,4 @@
-"""Partitions that are added while a job runs, with the production loops: docs/design/0035-partition-discovery.md."""
+"""Partitions that are added while a job runs, with the production loops: docs/decisions/0035-partition-discovery.md."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Targets that are adopted after another history of the job has written to them, under the same numbers of epochs.
 
-Source: PROTOCOL P1, P17, P21; docs/design/0021-owned-targets.md.
+Source: PROTOCOL P1, P17, P21; docs/decisions/0021-owned-targets.md.
 """
 
 from __future__ import annotations

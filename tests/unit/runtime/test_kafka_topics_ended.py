@@ -1,6 +1,6 @@
 """Whole jobs that read topics by a pattern, one of which is deleted: rewind, audit, fork and `run --once` after that.
 
-Source: docs/design/0092-topics-that-end.md, 0112-ended-topics-in-commands.md.
+Source: docs/decisions/0092-topics-that-end.md, 0112-ended-topics-in-commands.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A job whose root is deleted or replaced while it runs stops before it commits anything more.
 
-Source: docs/design/0116-roots-that-go.md; docs/guarantees.md.
+Source: docs/decisions/0116-roots-that-go.md; docs/guarantees.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Whole jobs whose sink is pointed at another target, and a rewind to a checkpoint from before that.
 
-Source: PROTOCOL P21; docs/design/0106-sinks-that-move.md.
+Source: PROTOCOL P21; docs/decisions/0106-sinks-that-move.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How a driver ends whose target reports a takeover: only the job log shows whether another run took over.
 
-Source: PROTOCOL P16; docs/design/0021-owned-targets.md.
+Source: PROTOCOL P16; docs/decisions/0021-owned-targets.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A source that would read what a sink of the same job writes is refused when the job is planned.
 
-Source: docs/design/0115-own-output.md, 0080-files-source.md, 0095-topics-by-pattern.md.
+Source: docs/decisions/0115-own-output.md, 0080-files-source.md, 0095-topics-by-pattern.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Restored targets and duplicated jobs: complete jobs in one thread, on real folders and targets.
 
-Source: PROTOCOL P1, P17, P24; docs/design/0021-owned-targets.md.
+Source: PROTOCOL P1, P17, P24; docs/decisions/0021-owned-targets.md.
 """
 
 from __future__ import annotations

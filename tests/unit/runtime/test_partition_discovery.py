@@ -1,4 +1,4 @@
-"""Which partitions a job reads, as the master decides it: docs/design/0035-partition-discovery.md."""
+"""Which partitions a job reads, as the master decides it: docs/decisions/0035-partition-discovery.md."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Whole jobs that would write one table: the second one is refused, until a user moves the table to it.
 
-Source: PROTOCOL P1, P17; docs/design/0104-tables-with-one-owner.md, 0110-lakehouse-tables-with-one-owner.md.
+Source: PROTOCOL P1, P17; docs/decisions/0104-tables-with-one-owner.md, 0110-lakehouse-tables-with-one-owner.md.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ TOLD = (
 
 
 def merged(last: tuple[Watermark, ...]) -> int:
-    """Return the event time that docs/design/0006-watermarks.md gives to parts that said this last."""
+    """Return the event time that docs/decisions/0006-watermarks.md gives to parts that said this last."""
     left = [each for each in last if not each.over]
     if not left:
         return max(each.at_us for each in last)

@@ -1,4 +1,4 @@
-"""A job reads a log that gets more partitions while it runs: docs/design/0035-partition-discovery.md."""
+"""A job reads a log that gets more partitions while it runs: docs/decisions/0035-partition-discovery.md."""
 
 from __future__ import annotations
 

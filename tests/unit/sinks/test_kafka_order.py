@@ -3,7 +3,7 @@
 In a play several processes deliver the same epochs, as a worker and its zombies do, while replies are lost and commits
 land late. A reader must see the rows of the first epochs, each once and in order, and the tag of the last of them.
 
-Source: PROTOCOL P17, P19; docs/design/0076-kafka-sink.md.
+Source: PROTOCOL P17, P19; docs/decisions/0076-kafka-sink.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The contracts of all targets run in tests/contract; test_delta_order.py plays races in memory. What only one format has
 is in test_delta_sink.py and test_iceberg_sink.py.
 
-Source: PROTOCOL P1, P17, P21; docs/design/0110-lakehouse-tables-with-one-owner.md.
+Source: PROTOCOL P1, P17, P21; docs/decisions/0110-lakehouse-tables-with-one-owner.md.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ class TestKeptRows:
         assert read(world) == [(1, 2, 20), (3, 3, 30), (4, 1, 12), (5, 4, 40), (6, 2, 21), (7, 2, 22)]
 
     def test_rows_after_the_last_commit_to_compact_are_kept_and_replace_nothing(self, world: World) -> None:
-        """A changelog needs them for checkpoints after the horizon (docs/design/0055-changelog-topic.md)."""
+        """A changelog needs them for checkpoints after the horizon (docs/decisions/0055-changelog-topic.md)."""
         assert world.compact(Wishes(0, 10**15, through_max=2)).committed
         assert read(world) == [(1, 2, 20), (2, 1, 11), (3, 3, 30), (4, 1, 12), (5, 4, 40)]
 

@@ -6,7 +6,7 @@ Which records are late depends on the order in which partitions were read, so th
 of records that no watermark of their partitions had passed must be in the result. A record without a partner is in the
 result once, when no partner can come any more, and never together with one.
 
-Source: PROTOCOL P11; docs/design/0060-joins.md.
+Source: PROTOCOL P11; docs/decisions/0060-joins.md.
 """
 
 from __future__ import annotations

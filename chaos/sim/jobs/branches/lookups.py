@@ -3,7 +3,7 @@
 The versions are records too. Which versions and records are late depends on the order in which partitions were read:
 late records are taken from the late output, and late versions may count or not.
 
-Source: PROTOCOL P11; docs/design/0067-tables-and-lookups.md.
+Source: PROTOCOL P11; docs/decisions/0067-tables-and-lookups.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 So their order is known, also among equal times, and the matches follow from the records that were not late. Which
 were is taken from the late output. Neighbours are close together in event time and often arrive in another order.
 
-Source: PROTOCOL P11; docs/design/0069-patterns.md.
+Source: PROTOCOL P11; docs/decisions/0069-patterns.md.
 """
 
 from __future__ import annotations

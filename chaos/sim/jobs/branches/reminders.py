@@ -4,7 +4,7 @@ The function keeps the records of a key that wait in a map, and its one timer is
 due later leaves the timer as it is, so a lost one is not set again by chance. A report is lost if a timer or an element
 is, and repeated if either comes back. A handler that is called for a time at which nothing waits reports NOTHING.
 
-Source: docs/design/0065-keyed-functions.md, 0066-rounds-of-timers.md.
+Source: docs/decisions/0065-keyed-functions.md, 0066-rounds-of-timers.md.
 """
 
 from __future__ import annotations

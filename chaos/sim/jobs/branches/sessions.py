@@ -4,7 +4,7 @@ A result lists the ids of its records, so it is compared exactly. Which records 
 emitted when a record came between them, depends on the order in which partitions were read. Late records are taken from
 the late output. Two sessions that touch may only be apart because of a record that event time had passed when it came.
 
-Source: PROTOCOL P11, P27; docs/design/0063-sessions.md.
+Source: PROTOCOL P11, P27; docs/decisions/0063-sessions.md.
 """
 
 from __future__ import annotations

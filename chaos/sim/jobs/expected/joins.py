@@ -1,6 +1,6 @@
 """Which pairs of records a join must find.
 
-Source: docs/design/0060-joins.md.
+Source: docs/decisions/0060-joins.md.
 """
 
 from __future__ import annotations

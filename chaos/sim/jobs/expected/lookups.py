@@ -3,7 +3,7 @@
 Every third record is a version of the row of its bucket, and half of these delete it. A version that event time had
 passed when it came may count or not; everything else follows from the times.
 
-Source: docs/design/0067-tables-and-lookups.md.
+Source: docs/decisions/0067-tables-and-lookups.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which rows of a partition match the pattern: a fall, no peak before a rise, and another fall, soon enough.
 
-Source: docs/design/0069-patterns.md.
+Source: docs/decisions/0069-patterns.md.
 """
 
 from __future__ import annotations

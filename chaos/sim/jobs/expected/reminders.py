@@ -1,6 +1,6 @@
 """What a function must report that is reminded of every record a while after its event time.
 
-Source: docs/design/0065-keyed-functions.md.
+Source: docs/decisions/0065-keyed-functions.md.
 """
 
 from __future__ import annotations

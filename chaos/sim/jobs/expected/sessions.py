@@ -1,6 +1,6 @@
 """Which records make one session.
 
-Source: docs/design/0063-sessions.md.
+Source: docs/decisions/0063-sessions.md.
 """
 
 from __future__ import annotations

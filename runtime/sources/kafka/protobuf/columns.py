@@ -14,7 +14,7 @@ Invariants
     - A field that was written with another wire type than the message's is found, in every message that becomes a
       column: the library keeps it among the unknown fields, and would give the default.
 
-Pure. Source: protobuf.dev, encoding; docs/design/0094-protobuf-values.md.
+Pure. Source: protobuf.dev, encoding; docs/decisions/0094-protobuf-values.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`hf.Protobuf`: values in Protobuf, by a generated class or a descriptor.
 
-Source: API.md (sources); docs/design/0094-protobuf-values.md.
+Source: API.md (sources); docs/decisions/0094-protobuf-values.md.
 """
 
 from __future__ import annotations

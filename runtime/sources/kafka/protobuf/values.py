@@ -8,7 +8,7 @@ Invariants
     - Whether a record is undecodable depends on it alone.
     - A process knows the message by the files that travel with the form, and needs no generated code.
 
-Pure. Source: docs.confluent.io, wire format; docs/design/0094-protobuf-values.md.
+Pure. Source: docs.confluent.io, wire format; docs/decisions/0094-protobuf-values.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
 """Topics by a pattern, as one source.
 
-Source: docs/design/0095-topics-by-pattern.md.
+Source: docs/decisions/0095-topics-by-pattern.md.
 """

@@ -11,7 +11,7 @@ Invariants
     - The partitions of a topic are in it in order, and all under one id of the topic.
     - A topic that has ended never comes back: another one of its name has another id, and further numbers.
 
-May be used by several threads. Source: docs/design/0095-topics-by-pattern.md, 0092-topics-that-end.md.
+May be used by several threads. Source: docs/decisions/0095-topics-by-pattern.md, 0092-topics-that-end.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which topics a pattern means, and what a listing adds to the catalogue.
 
-Pure: no clock, thread or I/O. Source: docs/design/0095-topics-by-pattern.md.
+Pure: no clock, thread or I/O. Source: docs/decisions/0095-topics-by-pattern.md.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Invariants
     - A partition has ended only if the catalogue says so of its topic, and has a topic that has not: a pattern has no
       end, so at least one partition has none.
 
-Source: runtime/plan/source.py; docs/design/0095-topics-by-pattern.md, 0092-topics-that-end.md.
+Source: runtime/plan/source.py; docs/decisions/0095-topics-by-pattern.md, 0092-topics-that-end.md.
 """
 
 from __future__ import annotations

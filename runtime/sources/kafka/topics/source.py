@@ -1,6 +1,6 @@
 """Topics by a pattern as a source: what is sent to the workers, and how a job gets its catalogue.
 
-Source: runtime/plan/source.py; docs/design/0095-topics-by-pattern.md.
+Source: runtime/plan/source.py; docs/decisions/0095-topics-by-pattern.md.
 """
 
 from __future__ import annotations
