@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain
 from typing import Any
 
 from confluent_kafka import (
     Consumer,
+    IsolationLevel,
     KafkaError,
     KafkaException,
     Message,
@@ -30,7 +32,7 @@ from holdfast.sinks.contract.phrases import NOTHING, RETRIES, UNKNOWN
 from holdfast.sinks.kafka.errors import is_fenced, late, meaning_of
 from holdfast.sinks.kafka.options import producer_settings, reader_settings
 from holdfast.sinks.kafka.progress import Progress, progress_topic
-from holdfast.sinks.kafka.target import Connection, ProducerFenced, Records, TransactionalProducer
+from holdfast.sinks.kafka.target import Connection, Mark, ProducerFenced, Records, TransactionalProducer
 from holdfast.storage.kafka.errors import NoOffsets, no_topic, offset_of, outcome_of
 from holdfast.storage.kafka.place import KafkaPlace
 from holdfast.storage.kafka.questions import MISSING_FOR_S, topic_id
@@ -44,6 +46,8 @@ FLUSH_S = 1.0
 READ_WITHIN_S = 15.0
 """How long the progress topic may take to be read, once its end is known: open transactions stand before it."""
 READ_WAIT_S = 0.1
+MARKER_WITHIN_S, MARKER_EVERY_S = 0.05, 0.001
+"""How long, and how often, the marker of a transaction is looked for, before its records are read back."""
 TOPIC_EVERY_S, TOPIC_WITHIN_S = 1.0, 1.0
 """How often a session asks whether its topic was replaced, and how long a delivery waits for the answer: one that was
 left over from the delivery before would be as old as that."""
@@ -120,6 +124,10 @@ class KafkaConnection(Connection):
 
     def replaced(self) -> bool:
         return self._opened().replaced()
+
+    def committed(self, marks: Sequence[Mark]) -> None:
+        assert self._reader is not None, "it was read"
+        self._reader.committed(marks)
 
     def added(self) -> int:
         assert self._reader is not None, "it was read"
@@ -287,6 +295,8 @@ class ProgressReader:
         self._progress = self._nothing()
         self._position: int | None = None
         """The offset up to which it has been read; None: not begun."""
+        self._own: list[Sequence[Mark]] = []
+        """The records of transactions that were committed since."""
         self._ids: dict[str, str | None] = {}
         """Those of the topic and of its progress topic."""
         self._asked: dict[str, Any] = {}
@@ -299,6 +309,9 @@ class ProgressReader:
         Raises:
             HoldfastError: the end cannot be read now.
         """
+        if self._own and self._has_only_own():
+            return self._progress
+        self._own.clear()
         end = self._offset(OffsetSpec.latest())
         with raising(self._place):
             if self._position is None or end < self._position:  # Below it, the topic was restored or recreated.
@@ -306,6 +319,33 @@ class ProgressReader:
             self._read_to(end)
             self._admin.poll(0)  # forwards what the library logs
         return self._progress
+
+    def committed(self, marks: Sequence[Mark]) -> None:
+        """A transaction of the only producer of its id was committed with these records."""
+        self._own.append(marks)
+
+    def _has_only_own(self) -> bool:
+        """Take in the records of this session's transactions, if nothing else came to the topic since it was read.
+
+        Each transaction adds its records and its marker. So if the topic ends behind just as many and no transaction is
+        open, all of them are ours: one record of another process would make it longer. Reading them back takes ten
+        times as long: a reader waits for the marker and for the next fetch.
+        """
+        assert self._position is not None
+        expected = self._position + sum(len(marks) + 1 for marks in self._own)
+        until = time.monotonic() + MARKER_WITHIN_S
+        while (ends := self._ends()) != (expected, expected):
+            # The marker of our last transaction may be on its way.
+            if ends[0] > expected or ends[1] > expected or time.monotonic() >= until:
+                return False
+            self._admin.poll(MARKER_EVERY_S)
+        for mark in chain.from_iterable(self._own):
+            self._progress.apply(*mark)
+        self._own.clear()
+        self._position = expected
+        with raising(self._place):
+            self._consumer.assign([TopicPartition(self._name, 0, expected)])
+        return True
 
     def topic(self) -> str | None:
         """Return the id of the topic; None if the brokers have no ids.
@@ -372,24 +412,39 @@ class ProgressReader:
     def _nothing(self) -> Progress:
         return Progress(f"{self._place.where}: its progress topic")
 
+    def _ends(self) -> tuple[int, int]:
+        """Return the last stable offset and, asked for later, the high watermark.
+
+        In this order, our marker is below the high watermark if the last stable offset is behind our records.
+        """
+        stable = self._answered(self._ask_offset(OffsetSpec.latest(), IsolationLevel.READ_COMMITTED, WAIT_S))
+        return stable, self._answered(self._ask_offset(OffsetSpec.latest(), IsolationLevel.READ_UNCOMMITTED, WAIT_S))
+
     def _offset(self, which: OffsetSpec) -> int:
         """Return an end of the topic, once a broker leads it; the later one is the high watermark.
 
         The last stable offset would leave out what other transactions hide.
         """
-        whole, until = TopicPartition(self._name, 0), time.monotonic() + WAIT_S
+        until = time.monotonic() + WAIT_S
         while True:
             left = max(until - time.monotonic(), READ_WAIT_S)
-            asked = self._admin.list_offsets({whole: which}, request_timeout=left)
+            asked = self._ask_offset(which, IsolationLevel.READ_UNCOMMITTED, left)
             try:
-                found, fault = outcome_of(asked[whole], 2 * WAIT_S)
-                if fault is not None:
-                    raise raised_for(self._place, fault)
-                return offset_of(found, self._place, UNKNOWN)
+                return self._answered(asked)
             except NoOffsets:
                 if time.monotonic() >= until:
                     raise
             self._admin.poll(READ_WAIT_S)
+
+    def _ask_offset(self, which: OffsetSpec, isolation: IsolationLevel, within_s: float) -> Any:
+        whole = TopicPartition(self._name, 0)
+        return self._admin.list_offsets({whole: which}, request_timeout=within_s, isolation_level=isolation)[whole]
+
+    def _answered(self, asked: Any) -> int:
+        offset, fault = outcome_of(asked, 2 * WAIT_S)
+        if fault is not None:
+            raise raised_for(self._place, fault)
+        return offset_of(offset, self._place, UNKNOWN)
 
     def _read_to(self, end: int) -> None:
         until = time.monotonic() + READ_WITHIN_S

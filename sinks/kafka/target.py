@@ -8,8 +8,6 @@ Invariants
     - A session begins with the init; what it knows of the progress topic was read after it.
     - A session ends with the first error, and with the first sign that the library has resent a request. Its producer
       is never used again.
-    - Between two deliveries of a session nothing is read: another process that moves a tag or an owner of the sink
-      initialises the same id first, which ends the session. Content that depends on other ids has it read.
     - An error after the commit was sent is never taken for a commit, nor for none: the progress topic decides.
     - The tag is the first record of a transaction.
     - A delivery goes to the topic that has the sink's earlier rows: the progress topic says which one of its name.
@@ -26,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import pyarrow as pa
 
@@ -74,9 +72,6 @@ Mark = tuple[bytes, bytes]
 class Content(Protocol):
     """What the transactions of a target hold besides tags and owners."""
 
-    shared: ClassVar[bool]
-    """Whether transactions depend on what producers of other ids add to the progress topic."""
-
     def marks(self, progress: Progress) -> Iterable[Mark]:
         """Return what else a transaction adds to the progress topic: what makes the topic that of this content.
 
@@ -120,8 +115,6 @@ class EachRow(Content):
 
     where: str
     of: Callable[[pa.RecordBatch], Records]
-    shared: ClassVar[bool] = False
-    """A job that wants the topic for a changelog is refused once the topic has a tag."""
 
     def marks(self, progress: Progress) -> Iterable[Mark]:
         """A job may have made the topic that of its changelog since this one started."""
@@ -187,6 +180,10 @@ class Connection(Protocol):
     def progress(self) -> Progress:
         """Read the progress topic to its end, and return what all of its records add up to."""
 
+    def committed(self, marks: Sequence[Mark]) -> None:
+        """A transaction with these records was committed, whose producer no other process fenced since the progress
+        topic was read: if nothing else came there, `progress` need not read them back."""
+
     def added(self) -> int:
         """Return how many records came to the progress topic since it was read last, those of open transactions too."""
 
@@ -219,11 +216,8 @@ class Session:
 
     producer: TransactionalProducer
     progress: Progress
-    """The progress topic as it was read last, with what this producer has committed since."""
     topic: str | None
     """The id of the topic."""
-    has_delivered: bool = False
-    """Whether a transaction of it was committed, and with it a tag that others see."""
 
 
 class KafkaTarget(Merges, Target):
@@ -256,7 +250,7 @@ class KafkaTarget(Merges, Target):
 
     def delivered(self) -> Tag | None:
         try:
-            return self._admit(self._current(read=True).progress)
+            return self._admit(self._refreshed().progress)
         except ProducerFenced as error:
             raise self._fenced(error) from error
 
@@ -266,7 +260,7 @@ class KafkaTarget(Merges, Target):
     def deliver_together(self, epochs: Sequence[EpochOutput], known: Tag | None = None) -> Outcome:
         first, last = epochs[0].tag, epochs[-1].tag
         try:
-            session = self._current(read=self._content.shared)
+            session = self._refreshed()
             if (found := self._covered(session, first, known)) is not None:
                 return found
             read = [(epoch.tag, list(epoch.batches)) for epoch in epochs]
@@ -289,13 +283,8 @@ class KafkaTarget(Merges, Target):
         self._end_session()
         self._connection.close()
 
-    def _current(self, read: bool) -> Session:
-        """Return the open session, or a new one.
-
-        Args:
-            read: Whether to read on in the progress topic. Without ids of topics that is the only way to find out that
-                it was recreated.
-        """
+    def _refreshed(self) -> Session:
+        """Return the open session with what the progress topic says now, or a new session."""
         if self._session is None:
             return self._opened()
         try:
@@ -303,8 +292,7 @@ class KafkaTarget(Merges, Target):
                 self._end_session()
                 self._connection.close()
                 return self._opened()
-            if read or not self._session.has_delivered or self._session.topic is None:
-                self._session.progress = self._connection.progress()
+            self._session.progress = self._connection.progress()
         except BaseException:
             self._end_session()
             raise
@@ -364,8 +352,7 @@ class KafkaTarget(Merges, Target):
         producer = session.producer
         sent = False
         try:
-            marks = self._marks(session, tag)
-            rows = self._filled(session, marks, epochs)
+            marks, rows = self._filled(session, tag, epochs)
             producer.flush()
             self._fault("before_commit")
             sent = True
@@ -381,22 +368,17 @@ class KafkaTarget(Merges, Target):
             raise
         if producer.disturbed:
             self._end_session()
-        session.has_delivered = True
-        for mark in marks:
-            session.progress.apply(*mark)
+        else:
+            self._connection.committed(marks)
         return rows
 
-    def _marks(self, session: Session, tag: Tag) -> Sequence[Mark]:
-        """Return the tag of a delivery and, where they are due, topic and owner."""
-        marks = [tag_record(self._job, self._writer, tag), *self._topic_marks(session, tag)]
-        if self._claim is not None and self._must_take_over(session.progress):
-            marks.append(owner_record(self._job, self._writer.sink, self._claim))
-        return marks
-
-    def _filled(self, session: Session, known: Sequence[Mark], epochs: Sequence[Epoch]) -> int:
-        """Begin the transaction, and add the marks of every delivery, those of the content, and rows to it."""
+    def _filled(self, session: Session, tag: Tag, epochs: Sequence[Epoch]) -> tuple[Sequence[Mark], int]:
+        """Begin the transaction, and add tag, owner and rows to it; return its marks and the number of rows."""
         producer, rows, before = session.producer, 0, session.progress.tag_of(self._job, self._writer)
         marks = list(self._content.marks(session.progress))
+        known = [tag_record(self._job, self._writer, tag), *self._topic_marks(session, tag)]
+        if self._claim is not None and self._must_take_over(session.progress):
+            known.append(owner_record(self._job, self._writer.sink, self._claim))
         producer.begin()
         for mark in (*known, *marks):
             producer.mark(*mark)
@@ -409,7 +391,7 @@ class KafkaTarget(Merges, Target):
             for records in self._content.records(of, before, batches):
                 producer.send(records)
             rows, before = rows + sum(batch.num_rows for batch in batches), of
-        return rows
+        return (*known, *marks), rows
 
     def _topic_marks(self, session: Session, tag: Tag) -> Sequence[Mark]:
         """Return what notes the topic, once. Raises Damaged if it is another one than the newest delivery was made to.

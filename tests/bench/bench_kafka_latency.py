@@ -1,8 +1,7 @@
 """The time from a record's send to Kafka until a reader of committed records has it, through q_pass as local processes.
 
 For both deliveries and several intervals between checkpoints. Every record carries the time of its send; the reader
-looks at one in `SAMPLED`. Beside p50 and p99 stands where an exactly-once record waits: how long an epoch takes, and how
-far apart epochs are, by the job log.
+looks at one in `SAMPLED`. The report also has the CPU time of the job and, by its log, how far apart its epochs are.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from itertools import pairwise
 from pathlib import Path
 from statistics import median, quantiles
 
@@ -75,7 +75,8 @@ class Run:
     def play(self, seconds: float) -> Run:
         """Send for so long after the first record was read and the job is warm; return what was found."""
         with self._job() as process, closing(self._reader()) as reader:
-            producer = Producer({"bootstrap.servers": self._kafka.servers, "linger.ms": 1, "queue.buffering.max.messages": 1_000_000})
+            settings = {"bootstrap.servers": self._kafka.servers, "linger.ms": 1}
+            producer = Producer({**settings, "queue.buffering.max.messages": 1_000_000})
             ends = threading.Event()
             looking = threading.Thread(target=self._look, args=(reader, ends), daemon=True)
             looking.start()
@@ -115,7 +116,7 @@ class Run:
         job = repository.read_log()
         assert job is not None
         at = [completed.at for completed in job.completed]
-        apart = [(after - before) / 1e3 for before, after in zip(at, at[1:], strict=False)]
+        apart = [(after - before) / 1e3 for before, after in pairwise(at)]
         return f"epochs {median(apart):.0f} ms apart (p90 {quantiles(apart, n=10)[8]:.0f})" if len(apart) > 1 else ""
 
     @contextmanager
@@ -162,4 +163,3 @@ class Run:
             producer.produce(self._into, value, partition=self._sent % PARTITIONS)
             self._sent += 1
         producer.poll(0)
-

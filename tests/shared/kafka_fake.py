@@ -7,7 +7,7 @@ brokers of version 1 of the transaction protocol cannot tell two transactions of
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from holdfast.errors import HoldfastError, Unavailable
 from holdfast.sinks.kafka.progress import Progress
-from holdfast.sinks.kafka.target import ProducerFenced, Records
+from holdfast.sinks.kafka.target import Mark, ProducerFenced, Records
 
 CommitFault = Literal["none", "lost", "late", "resent", "timed out", "resent and lost"]
 """none: the commit succeeds. lost: it succeeds without a reply. late: it lands later. resent: the library sent it
@@ -57,6 +57,8 @@ class FakeBrokers:
     brokers are to be unreachable."""
     meanwhile: Callable[[], None] = lambda: None
     """Called before an init and before the progress topic is read: what others do there."""
+    committed: list[tuple[bytes, bytes]] = field(default_factory=list)
+    """The marks of which targets said that they are in."""
     topic: str | None = None
     """The id of the topic."""
 
@@ -210,6 +212,10 @@ class FakeConnection:
     def replaced(self) -> bool:
         """See Connection.replaced."""
         return self._brokers.topic != self._topic
+
+    def committed(self, marks: Sequence[Mark]) -> None:
+        """See Connection.committed."""
+        self._brokers.committed += marks
 
     def added(self) -> int:
         """See Connection.added."""

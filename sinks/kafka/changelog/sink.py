@@ -220,8 +220,6 @@ class ChangelogContent(Content):
         look: Opens the topic, to see what it is.
     """
 
-    shared = True
-
     def __init__(self, where: str, job_uuid: str, key_groups: int, record_max: int, look: Callable[[], Topic]) -> None:
         self._where, self._job_uuid, self._key_groups, self._record_max = where, job_uuid, key_groups, record_max
         self._look = look

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from copy import copy
 
 import pyarrow as pa
 import pytest
@@ -20,17 +19,9 @@ from holdfast.errors import ConfigError, Damaged, Fenced, HoldfastError, Unavail
 from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.contract.owners import NEVER, Claim, Held
 from holdfast.sinks.contract.target import AlreadyDelivered, Delivered, Fault, FaultPoint, no_fault
-from holdfast.sinks.kafka.progress import (
-    Layout,
-    Progress,
-    layout_record,
-    owner_record,
-    progress_topic,
-    tag_record,
-    topic_record,
-)
+from holdfast.sinks.kafka.progress import Progress, owner_record, progress_topic, tag_record, topic_record
 from holdfast.sinks.kafka.sink import transactional_id
-from holdfast.sinks.kafka.target import EachRow, KafkaTarget, Mark, Records, Session
+from holdfast.sinks.kafka.target import EachRow, KafkaTarget, Records, Session
 
 JOB, LEFT, RIGHT = "6f9b0f6e-0000-4000-8000-000000000001", Writer("out", Subtask(0)), Writer("out", Subtask(1))
 FIRST = Claim("first", Generation(1))
@@ -71,32 +62,14 @@ class TestOrder:
         opened(brokers).deliver(tag(1), batches("a", "b"))
         assert brokers.calls == ["init", "read", "begin", "mark", "send", "send", "flush", "commit"]
 
-    @pytest.mark.parametrize("topic", [None, "first"])
-    def test_the_next_delivery_needs_no_init_and_reads_only_if_topics_have_no_ids(self, topic: str | None) -> None:
-        brokers = FakeBrokers(topic=topic)
+    def test_the_next_delivery_reads_on_and_needs_no_init(self) -> None:
+        brokers = FakeBrokers()
         target = opened(brokers)
         target.deliver(tag(1), batches("a"))
         brokers.calls.clear()
-        assert target.deliver(tag(2), batches("b"), tag(1)) == Delivered(1)
-        assert brokers.calls == [*([] if topic else ["read"]), "begin", "mark", "send", "flush", "commit"]
-
-    def test_the_first_delivery_of_a_session_reads_what_others_did_since_it_was_opened(self) -> None:
-        brokers = FakeBrokers(topic="first")
-        target = opened(brokers)
-        assert target.delivered() is None
-        brokers.marks.append(layout_record(Layout(1, "first")))
-        with pytest.raises(ConfigError, match="changelog"):
-            target.deliver(tag(1), batches("a"))
-        assert brokers.rows == []
-
-    def test_what_a_process_with_the_same_id_delivered_is_found_by_the_session_that_it_fenced(self) -> None:
-        brokers = FakeBrokers(topic="first")
-        old = opened(brokers)
-        old.deliver(tag(1), batches("a"))
-        opened(brokers).deliver(tag(2), batches("b"))
-        assert old.deliver(tag(2), batches("b"), tag(1)) == AlreadyDelivered(tag(2))
-        assert old.deliver(tag(3), batches("c"), tag(2)) == Delivered(1)
-        assert shown(brokers) == ["a", "b", "c"]
+        target.deliver(tag(2), batches("b"))
+        assert brokers.calls == ["read", "begin", "mark", "send", "flush", "commit"]
+        assert brokers.committed == brokers.marks == [tag_record(JOB, LEFT, tag(epoch)) for epoch in (1, 2)]
 
     def test_a_takeover_is_part_of_the_transaction(self) -> None:
         brokers = FakeBrokers()
@@ -112,6 +85,7 @@ class TestOrder:
         except Unavailable:
             assert fault != "resent"
         assert brokers.calls[-2:] == ["commit", "destroy"], "and nothing is aborted once the commit is sent"
+        assert not brokers.committed, "what is in doubt is read"
         brokers.fault, brokers.calls = lambda: "none", []
         assert isinstance(target.deliver(tag(1), batches("a")), Delivered | AlreadyDelivered)
         assert brokers.calls[:2] == ["init", "read"] and shown(brokers) == ["a"]
@@ -250,14 +224,6 @@ class UsesAProducerAgain(KafkaTarget):
         """Keep it."""
 
 
-class ForgetsItsOwnTag(KafkaTarget):
-    def _marks(self, session: Session, tag: Tag) -> Sequence[Mark]:
-        marks = super()._marks(session, tag)
-        session.progress = copy(session.progress)
-        session.progress.apply = lambda *_: None  # type: ignore[method-assign]
-        return marks
-
-
 class _Wrapped(KafkaTarget):
     """A target that misunderstands its producer."""
 
@@ -313,7 +279,7 @@ class Play:
     """Processes that deliver the same epochs, while commits fail and land late."""
 
     def __init__(self, seed: int, kind: type[KafkaTarget]) -> None:
-        self.random, self.brokers = random.Random(seed), FakeBrokers(topic="first" if seed % 2 else None)
+        self.random, self.brokers = random.Random(seed), FakeBrokers()
         self.brokers.fault = lambda: self.random.choice(FAULTS) if self.random.random() < 0.4 else "none"
         self._busy, self._kind = False, kind
         self.brokers.meanwhile = lambda: self._meanwhile("before_begin")
@@ -368,7 +334,6 @@ def outcome_of(seed: int, kind: type[KafkaTarget]) -> str | None:
 WRONG: tuple[type[KafkaTarget], ...] = (
     ReadsBeforeInit,
     UsesAProducerAgain,
-    ForgetsItsOwnTag,
     TakesInvalidStateForACommit,
     LetsTheLibraryRetry,
     IgnoresDisturbances,
