@@ -148,6 +148,8 @@ class DriverLoop:
             ports.sources, lambda: ports.lane("retention"), rules.loss_alarm, rules.checkpoint_every
         )
         self.outcome: tuple[str, ErrorReport | None] | None = None
+        self.acted = False
+        """Whether anything but repetitions was sent or done since the caller has reset this."""
         self.refused: HoldfastError | None = None
         """Why the root did not take the last record or manifest; None once it does."""
         self._last: Manifest | None = None
@@ -221,7 +223,9 @@ class DriverLoop:
             self.loss_alarm.turn(now, None if deployed is None else deployed.last)
 
     def _step(self, event: Event) -> None:
-        self._perform(*master.step(self.state, event, self._moment()))
+        state, effects = master.step(self.state, event, self._moment())
+        self.acted |= bool(effects) and not isinstance(event, Beat)  # which repeats what workers know
+        self._perform(state, effects)
 
     def _moment(self) -> Moment:
         return Moment(self._now(), self._ports.clock.wall_us())

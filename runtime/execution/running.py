@@ -33,11 +33,12 @@ from holdfast.runtime.plan.shape import shape_of
 from holdfast.runtime.plan.topic import topic_place
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.clock import SystemClock
-from holdfast.runtime.wire.mailbox import Mailbox, ThreadLanes
+from holdfast.runtime.wire.mailbox import Mailbox, Rest, ThreadLanes
 from holdfast.runtime.wire.presence import boot_id
 from holdfast.state.keys.keygroups import range_of
 
-POLL_S = 0.02
+POLL_S, QUIET_POLL_S = 0.02, 0.1
+"""How often the driver looks for what is due; in a job that does nothing, more rarely."""
 PUBLISH_EVERY_S = 0.5
 REQUESTS_EVERY_S = 1.0
 ANSWERED_WITHIN_S = 5.0
@@ -119,6 +120,7 @@ class Run:
         loop, now, job = self.loop, self.clock.monotonic, self.prepared.folder.job
         loop.begin(job, "started" if job is None else "started again")
         next_publish = next_requests = 0.0
+        rest = Rest(POLL_S, QUIET_POLL_S)
         while loop.outcome is None:
             self.mailbox.drain()
             if signals.arrived():
@@ -132,7 +134,10 @@ class Run:
                 next_requests = now() + REQUESTS_EVERY_S
                 self._lanes.lane("requests").submit(self._inbox.poll, self._asking.found)
             self._hosting.turn()
-            self.mailbox.wait(POLL_S)
+            if loop.acted:
+                loop.acted = False
+                rest.worked()
+            self.mailbox.wait(rest.sleep_s())
         undone = partial(left_undone, loop.state)
         self._lanes.lane("requests").submit(lambda: self._inbox.close(undone), lambda _: None)
         self._flush("requests", "positions")  # before the last status: commands take that as the end of the run

@@ -40,7 +40,7 @@ from holdfast.runtime.processes.tls import Credentials
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire import vitals
 from holdfast.runtime.wire.clock import SystemClock
-from holdfast.runtime.wire.mailbox import Mailbox, ThreadLanes
+from holdfast.runtime.wire.mailbox import Mailbox, Rest, ThreadLanes
 from holdfast.runtime.wire.presence import boot_id
 from holdfast.runtime.wire.processes import die_with_parent
 from holdfast.runtime.worker.local.opened import LocalFolders
@@ -52,6 +52,8 @@ SWITCH_S = 0.0005
 """How long a thread keeps the interpreter while others wait for it. Native code gives it back some hundred times a
 batch, and takes it again once per confirmed record: with Python's own 5 ms, the threads of a batch wait for each other.
 """
+IDLE_S, QUIET_IDLE_S = 0.05, 0.1
+"""How often a worker without work looks at sources that ring no bell; more rarely once it has had none for long."""
 BUSY_AFTER_S = 2.0
 """How long a Python function may run before heartbeats name it."""
 _log = logging.getLogger("holdfast.worker")
@@ -124,10 +126,13 @@ def host_worker(task: WorkerTask, launch: int, forked: Forked | None = None) -> 
         companion = Companion(board, driver, task.credentials, hello, watched, forked)
         ports.client.start()
         threading.Thread(target=session.watch, args=(ports,), name="session", daemon=True).start()
+        rest = Rest(IDLE_S, QUIET_IDLE_S)
         while loop.exited is None:
             mailbox.drain()
             if loop.exited is None and not loop.turn():
-                mailbox.wait(loop.idle_s())
+                mailbox.wait(loop.idle_s(rest.sleep_s()))
+            else:
+                rest.worked()
     except BaseException as error:
         # A broken invariant, or a panic of native code, ends this process; report the reason to the driver.
         if ports.client is not None:  # else there is no stream yet, and Spark reports it

@@ -12,12 +12,17 @@ Source: DESIGN section 3 (threads of a worker).
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from holdfast.ports import Lane
+
+QUIET_AFTER_S = 3.0
 
 
 class Mailbox:
@@ -47,6 +52,31 @@ class Mailbox:
         """Sleep until an event is posted or the loop is woken, at most this long."""
         self._wake.wait(seconds)
         self._wake.clear()
+
+
+@dataclass
+class Rest:
+    """How long a loop sleeps that finds nothing to do: longer once that has been so for `QUIET_AFTER_S`.
+
+    An event that is posted ends each sleep; only what the loop has to look for comes later.
+
+    Args:
+        short_s: While there was work lately.
+        long_s: Afterwards.
+    """
+
+    short_s: float
+    long_s: float
+    clock: Callable[[], float] = time.monotonic
+    _worked_at: float = field(default=-math.inf, init=False)
+
+    def worked(self) -> None:
+        """The loop has done something, or is about to begin."""
+        self._worked_at = self.clock()
+
+    def sleep_s(self) -> float:
+        """Return how long to sleep, in seconds."""
+        return self.short_s if self.clock() - self._worked_at < QUIET_AFTER_S else self.long_s
 
 
 class ThreadLanes:

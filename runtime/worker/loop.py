@@ -255,9 +255,9 @@ class WorkerLoop:
         if (self._shown.quiet and not quiet_of(active)) or self._shown.wants_barrier != self._wants_barrier():
             self.beat()
 
-    def idle_s(self) -> float:
+    def idle_s(self, at_most_s: float = 0.05) -> float:
         """Return how long the loop may sleep unless it is woken, in seconds."""
-        waits = [0.05]
+        waits = [at_most_s]
         if self._timers:
             waits.append(self._timers[0][0] - self._ports.clock.monotonic())
         if self._active is not None and (throttle := self._active.run.throttle_s()) > 0:

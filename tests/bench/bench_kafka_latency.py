@@ -2,6 +2,7 @@
 
 For both deliveries and several intervals between checkpoints. Every record carries the time of its send; the reader
 looks at one in `SAMPLED`. The report also has the CPU time of the job and, by its log, how far apart its epochs are.
+LATENCY_MODES=0,2 chooses the first and the third of `MODES`.
 """
 
 from __future__ import annotations
@@ -46,10 +47,11 @@ MODES = (
 def bench_kafka_latency(bench: Bench, kafka: KafkaServer, tmp_path: Path) -> None:
     """Budget at 5,000/s: at least once 15 / 26 ms, exactly once every 100 ms 65 / 110 and every 30 ms 32 / 65."""
     seconds = bench.size("seconds", smoke=1, full=15)
-    modes = MODES if bench.full else MODES[2:3]
+    chosen = map(int, os.environ.get("LATENCY_MODES", "0,1,2,3,4" if bench.full else "2").split(","))
     rows = 0
     with bench.timed():
-        for n, (delivery, every, rate) in enumerate(modes):
+        for n in chosen:
+            delivery, every, rate = MODES[n]
             found = Run(kafka, tmp_path / str(n), delivery, every, rate).play(seconds)
             rows += found.read
             bench.note(f"{delivery}, every {every}, {rate:,}/s: {found.line()}")

@@ -21,6 +21,7 @@ SHARED = ("WALL_S", "ANSWER_WITHIN_S")
 """Limits of `patience`, and of a Kafka client's own calls."""
 PAUSES = ("PAUSE_S", "POLL_S", "LOOK_S", "EVERY_S")
 SUBJECTS = {
+    "bench/bench_kafka_latency.py": "records are sent at a rate, for as long as the size of the benchmark says",
     "bench/recovery_engines.py": "it looks for a task at work, a second at a time",
     "e2e/test_kafka.py": "a transaction that was left open ends by itself, but later than one that was committed",
     "soak/test_growth.py": "a job runs for as long as the caller asks",
