@@ -77,7 +77,7 @@ class PartAudit(msgspec.Struct, frozen=True):
 
 
 class SinkTotal(msgspec.Struct, frozen=True):
-    """What all writers of a sink have staged."""
+    """Totals of the records that all writers of a sink have staged."""
 
     sink: str
     staged: RowDigest

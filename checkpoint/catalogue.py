@@ -7,7 +7,7 @@ Invariants
     - An object that a retained manifest names is never garbage.
     - An upload in flight is never garbage: it belongs to an epoch of this generation that is not
       decided, or it is a merge, whose epoch is that of its input.
-    - The newest checkpoint never expires, nor does a savepoint.
+    - The newest checkpoint and savepoints never expire.
 
 Pure: no clock, thread or I/O. The deleting is done by runtime/driver/background/sweep.py.
 Source: PROTOCOL P16, P18; docs/decisions/0007.

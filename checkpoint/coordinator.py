@@ -46,7 +46,7 @@ class Collecting:
 
 @dataclass(frozen=True)
 class Deciding:
-    """All acks are in and the record is being appended: the epoch can no longer be given up."""
+    """All acks have arrived and the record is being appended: the epoch can no longer be given up."""
 
     parallelism: int
     barrier: Barrier

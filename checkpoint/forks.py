@@ -1,7 +1,7 @@
 """A fork: another job that begins with a checkpoint of this one, and owes nothing to it afterwards.
 
-The state of the checkpoint is copied below the fork's own folder. What the checkpoint owes to targets is not: its job
-delivers that, under its own identity.
+The state of the checkpoint is copied below the fork's own folder. Output that the checkpoint still owes to targets is
+not copied: the original job delivers it, under its own identity.
 
 Invariants
     - The fork has a UUID of its own, so tags, fences and segments of the two jobs are never taken for each other (P1).
@@ -52,7 +52,7 @@ def copy_path(new: NewJob, epoch: Epoch, number: int) -> str:
     """Return the name of the copy of a stored object.
 
     Args:
-        epoch: Of the checkpoint.
+        epoch: Epoch of the checkpoint.
         number: Distinguishes the copies of one attempt.
     """
     return f"base/{GENERATION:08d}/{epoch:012d}/{new.owner}-{number}.segment"

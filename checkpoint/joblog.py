@@ -292,8 +292,8 @@ class Job:
     owners: tuple[str, ...] = ()
     """Owner tokens of the newest starts, each once, oldest first; the job's own is the last."""
     reached: tuple[Tag, ...] = ()
-    """What each owner but the last had completed when the next one started; the last is of the last but one owner. A
-    LogStart of format 3 does not say it, so those of the oldest owners may be missing."""
+    """The tag that each earlier owner had completed when the next owner started, oldest owner first. The current owner
+    has no entry. A LogStart of format 3 does not record them, so tags of the oldest owners may be missing."""
 
     @property
     def base_epoch(self) -> Epoch:
@@ -304,7 +304,7 @@ class Job:
     def reaches(self) -> dict[str, Tag]:
         """Return, by owner, the newest epoch that it has completed, or a later bound if that is not known.
 
-        What it delivered is never beyond that, in this history.
+        In this history, the owner delivered nothing later.
         """
         known = (*self.reached, Tag(self.timeline, self.base_epoch))[-len(self.owners) :]
         missing = len(self.owners) - len(known)

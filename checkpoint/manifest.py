@@ -165,7 +165,7 @@ class _Delta(msgspec.Struct):
 
     base: ObjectRef
     sha256: str
-    """Of the JSON of the manifest, uncompressed."""
+    """Hash of the manifest's JSON, uncompressed."""
     size: Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
     """Bytes of the difference."""
     zstd: bytes

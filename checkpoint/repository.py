@@ -321,7 +321,7 @@ class RootLost(Damaged):
 
 
 def _may_precede(stored: bytes, record: joblog.Record) -> bool:
-    """Return whether this is the record that precedes, or is too damaged to tell; the next start reports that."""
+    """Return whether this may be the preceding record; True if it is too damaged, which the next start reports."""
     return own_hash(stored) == record.prev or record.prev is UNSET or not fits_hash(stored)
 
 
@@ -334,7 +334,7 @@ class _StoredManifest:
     epoch: Epoch
     ref: ObjectRef
     sha256: str
-    """Of its JSON."""
+    """Hash of its JSON."""
     whole: ObjectRef
     """The manifest that it is a difference from, or itself."""
     whole_data: bytes
@@ -422,7 +422,7 @@ def write_object(store: ObjectStore, path: str, write: Callable[[Sink], object],
 
     Args:
         write: Writes the bytes into what it receives; it may read files meanwhile.
-        next_step: What follows if a file cannot be read or written.
+        next_step: Next step to report if a file cannot be read or written.
 
     Raises:
         NameTaken: it exists and holds other bytes.

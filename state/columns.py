@@ -29,7 +29,7 @@ from holdfast.state.packing import values_of
 SKIPPED_BYTES = 1 << 20
 """Rows to skip are decompressed in pieces of this size."""
 WHOLE_BYTES_MAX = 1 << 20
-"""A smaller buffer is decompressed at once: Arrow's stream would take as much memory for itself."""
+"""A smaller buffer is decompressed in one call: Arrow's stream would need as much memory of its own."""
 _HEADER, _BODY_BUFFERS, _COMPRESSION = 2, 2, 3
 """Fields of Message and RecordBatch."""
 _CODECS = ("lz4", "zstd")  # in frames

@@ -1,8 +1,8 @@
 """Merges the pieces of one subtask's state into its rows, in order, without holding them all.
 
-Every input gives rows sorted by (key group, key). What all inputs have passed can be decided: the newest row of a key
-wins, a range erases the rows of older pieces that it covers, and a tombstone leaves nothing. Two merges of different
-epochs are compared in the same way.
+Every input gives rows sorted by (key group, key). A key is decided once every input has passed it: the newest row of
+the key wins, a range erases the rows of older pieces that it covers, and a tombstone leaves nothing. Two merges of
+different epochs are compared in the same way.
 
 Invariants
     - The rows are those that restoring the pieces in the same order gives.

@@ -26,7 +26,7 @@ from holdfast.storage.remote import reached, require_s3fs, unreachable
 
 NOTHING_READ = "no record was read"
 _BLOCK_BYTES = 1 << 20
-"""What a read of S3 fetches at least."""
+"""Minimum size of a read from S3."""
 _NO_SUCH = (FileNotFoundError, NotADirectoryError)
 
 
@@ -54,10 +54,10 @@ class Folder(Protocol):
         """Return all files below it, in no order. Raises Unavailable."""
 
     def look(self, name: str) -> Found | None:
-        """Return a file as it is now; None if it is gone. Raises Unavailable."""
+        """Return a file as it is now; None if it does not exist. Raises Unavailable."""
 
     def opened(self, file: Found) -> ReadFile | None:
-        """Open a file; None if it is gone or has another version. Raises Unavailable."""
+        """Open a file; None if it was removed or has another version. Raises Unavailable."""
 
     def verify(self, file: Found) -> bool:
         """Return whether all that was read of the open file since `opened` is of this version. Raises Unavailable."""
@@ -69,7 +69,7 @@ class ReadFile:
     Args:
         handle: The file that is open.
         where: The folder, for messages.
-        failures: What the handle raises if it cannot be read.
+        failures: Errors that the handle raises if it cannot be read.
     """
 
     mode = "rb"
@@ -199,7 +199,7 @@ class LocalFolder(Folder):
                     yield found
 
     def _regular(self, name: str) -> Found | None:
-        """Return a file; None if it is gone since it was listed, or is a pipe or a device."""
+        """Return a file; None if it was removed after it was listed, or is a pipe or a device."""
         try:
             about = os.stat(self._place(name))
         except _NO_SUCH:
@@ -218,7 +218,7 @@ class LocalFolder(Folder):
 
 
 class RemoteFolder(Folder):
-    """What is below a URL of fsspec."""
+    """The files below a URL of fsspec."""
 
     def __init__(self, url: str) -> None:
         self._url, self._s3 = url.rstrip("/"), url.startswith("s3://")

@@ -1,4 +1,4 @@
-"""What a column of each type may hold, wherever its values go: in Python functions, in windows and in every target.
+"""The values that a column of each type may hold, in Python functions, in windows and in every target.
 
 | type | values |
 |---|---|

@@ -1,8 +1,8 @@
-"""Objects that are written once: what exists is never replaced, not even by the process whose name it carries.
+"""Objects that are written once: an existing object is never replaced, not even by the process whose name it carries.
 
-Names of objects tell their writer, so two writers never meet, but for one that is repeated after a lost reply, and a
-copy of the process, which a user's function may have forked. The first finds its own bytes. The second would change
-what a manifest may name already.
+The name of an object identifies its writer, so writers do not conflict, with two exceptions: a write that is repeated
+after a lost reply, and a copy of the process, which a user's function may have forked. The first finds its own bytes.
+The second would change an object that a manifest may already name.
 
 Invariants
     - An object that exists keeps its bytes.
@@ -38,7 +38,7 @@ class NameTaken(HoldfastError):
 
 
 class Written(NamedTuple):
-    """What was written."""
+    """Size and hash of the written object."""
 
     size: int
     sha256: str
@@ -80,7 +80,7 @@ def write_same(store: ObjectStore, path: str, write: Callable[[Sink], object]) -
 
 
 def _compare(store: ObjectStore, path: str, wanted: Written) -> None:
-    """Compare an object with what was to be written; another reading tells other bytes from a damaged read."""
+    """Compare an object with the intended bytes; a second read distinguishes different bytes from a damaged read."""
     if (first := _read_back(store, path)) == wanted or (again := _read_back(store, path)) == wanted:
         return
     if again != first:

@@ -247,7 +247,7 @@ class FsspecObjects:
 
 
 class Reached(NamedTuple):
-    """What a URL names."""
+    """The file system and path that a URL names."""
 
     files: Any
     """A file system of fsspec."""
@@ -270,7 +270,7 @@ def reached(url: str) -> Reached:
 def unreachable(url: str, error: BaseException, doing: str, not_done: str) -> Unavailable:
     """Return the error of Holdfast for one of `Reached.failures`; raise it unchanged if it is a fault of a program.
 
-    What only a user can remove, such as wrong credentials, is NotAdmitted.
+    A fault that only a user can remove, such as wrong credentials, is NotAdmitted.
     """
     known = meaning(error) or _of_a_disk(url, error)
     if known is None and isinstance(error, RuntimeError):

@@ -1,4 +1,4 @@
-"""What errors of S3 mean to users: the operation that is not permitted, wrong credentials, a clock that is off.
+"""Explains errors of S3 to users: the operation that is not permitted, wrong credentials, a clock that is off.
 
 Pure. Source: "Error responses" in the API reference of Amazon S3, by their codes; other stores use the same ones.
 """

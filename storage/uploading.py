@@ -28,7 +28,7 @@ class Upload:
     Args:
         files: The S3FileSystem of s3fs.
         path: Bucket and key.
-        failures: What it raises if the store refuses or does not answer.
+        failures: Errors that `files` raises if the store refuses or does not answer.
     """
 
     def __init__(self, files: Any, path: str, failures: tuple[type[BaseException], ...]) -> None:

@@ -1,7 +1,7 @@
 """Lists: the elements of each user key in the order in which they were appended, one row per element.
 
 The suffix of an element's key is its number. The next one is one more than that of the last element, so a list has
-no row of its own; after all elements are gone, numbers begin at 0 again.
+no row of its own; after the last element is deleted, numbers begin at 0 again.
 
 Pure: no clock, thread or I/O.
 Source: docs/decisions/0041-ordered-rows-and-timers.md.

@@ -1,4 +1,4 @@
-"""What kernels do that Python cannot express: loads and stores by address, prefetch, 128-bit products.
+"""Operations of kernels that Python cannot express: loads and stores by address, prefetch, 128-bit products.
 
 Inside kernels, memory is an address and words are numbered from there. An array would be passed to every inner function
 as seven numbers, counted, and its index checked for being negative, which makes a row five times as expensive.

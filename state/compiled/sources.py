@@ -5,7 +5,7 @@ gets addresses instead of typed arrays. An input of a fold is a row of numbers: 
 (address of a bitmap, 0: no value is null), OFFSET (bits before the first row's).
 
 Invariants
-    - Whoever passes a description keeps the arrays alive until the kernel has returned.
+    - The caller that passes a description keeps the arrays alive until the kernel has returned.
 
 Pure: no clock, thread or I/O.
 Source: Apache Arrow columnar format, fixed-size primitive layout.

@@ -1,4 +1,4 @@
 """Keys: canonical bytes, hashes, key groups.
 
-Functions over whole batches, all pure. What they return is part of the format of the state.
+Functions over whole batches, all pure. Their results are part of the format of the state.
 """

@@ -1,4 +1,4 @@
-"""What keys of fixed width become, from their words: canonical bytes, their xxh3-64, and key groups.
+"""Computes canonical bytes, their xxh3-64 and key groups from the words of fixed-width keys.
 
 Importing this module imports Numba.
 

@@ -35,7 +35,7 @@ def sorted_parts(
 
     Args:
         columns: The words that are compared, the most significant first, shape (n,) each, contiguous.
-        flips: What to XOR with each word so that words compare as unsigned numbers.
+        flips: Mask to XOR with each word so that words compare as unsigned numbers.
         groups: The key group of each row, shape (n,).
         rows_max: Rows of a part, at most.
 

@@ -75,7 +75,7 @@ class StoredTable(msgspec.Struct, frozen=True):
 
 
 class Head(msgspec.Struct, frozen=True):
-    """What an image is.
+    """Description of an image.
 
     Args:
         layout: Hash of the code that decides how records lie in memory.

@@ -42,7 +42,7 @@ from rocksdict import (
 from holdfast.errors import HoldfastError, LocalDamaged, Unavailable
 
 STUCK_AFTER_S = 20.0
-"""Once a full disk has room again, RocksDB resumes by itself within a few seconds."""
+"""Once a full disk has room again, RocksDB resumes automatically within a few seconds."""
 PROBE_BYTES = 64 << 10
 GET_CHUNK = 1_000
 """Keys in one multi-get; it releases the interpreter lock once per chunk."""
@@ -50,7 +50,7 @@ BLOOM_BITS = 10
 WRITE_BUFFER_BYTES = 32 << 20
 RANGES_MAX = 2_048
 """Range tombstones that may accumulate before the write buffer is switched in the background: the first read after a
-write to a buffer sorts all of its ranges, which takes 10 ms for 1,300 of them and 300 ms for 25,600."""
+write to a buffer sorts all of its ranges, 10 ms for 1,300 ranges and 300 ms for 25,600."""
 DAMAGED = "DAMAGED"
 """Name of the file that marks a directory in which damage was found."""
 
@@ -119,7 +119,7 @@ class RocksKeyValue:
     def _refuse_if_stuck(self, error: Unavailable) -> None:
         """After some disk errors RocksDB refuses every write until it is opened again, even if the disk has recovered.
 
-        What is in its memory cannot be saved then: the copies are given up.
+        The data in its memory cannot be saved then, so the copies are discarded.
         """
         if "IO error" not in error.what or not takes_writes(self.path, 2 * WRITE_BUFFER_BYTES):
             self._fine_since = None

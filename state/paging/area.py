@@ -8,7 +8,7 @@ A range may also begin as a private mapping of a file. A region that was not wri
 has its content; the system knows which pages were (/proc/self/pagemap).
 
 Invariants
-    - An address stays valid and keeps its content until its array is gone.
+    - An address stays valid and keeps its content until its array is freed.
     - A region is mapped shared only after its file has room for all of it, so no store can fail for want of room
       (SIGBUS).
     - The file of a private mapping is never changed.
@@ -68,7 +68,7 @@ class Area:
             _LIBC.munmap(self.address + self.size, found + REGION_BYTES - self.address)
         _LIBC.madvise(self.address, self.size, _HUGE)
         self._file: int | None = None
-        """What regions are swapped out to."""
+        """The file that regions are swapped out to."""
         self._swapped: set[int] = set()
         """Regions that are mapped from it."""
         self._given: set[int] = set()

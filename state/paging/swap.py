@@ -11,8 +11,8 @@ Once tables have given back so much room that they are well below their budget, 
 ordinary memory again, some regions at a time, and kernels work on whole batches as before.
 
 Invariants
-    - Where the disk is full, regions stay in memory, and `refused` tells the worker to stop reading.
-    - What settle() does is bounded by one round over the regions.
+    - Where the disk is full, regions stay in memory, and `refused` makes the worker stop reading.
+    - The work of one settle() is bounded by one round over the regions.
     - Nothing here is durable, and nothing is ever read by another process.
 
 I/O: /proc/self; see area.py.
@@ -38,7 +38,7 @@ AREA_BYTES_MIN = 1 << 20
 """Smaller arrays stay in ordinary memory."""
 SLACK_SHARE, SLACK_REGIONS = 8, 3
 """1/SLACK_SHARE of the budget may become resident between two calls of settle(), or so many regions, if they are at
-most half of it. What a part needs beyond that replaces what earlier parts needed."""
+most half of it. A part that needs more replaces regions of earlier parts."""
 FLOOR_SHARE = 4
 """If other memory of the process takes the budget, tables still get 1/FLOOR_SHARE of it, else they would thrash."""
 FITS_SHARE = 4
@@ -99,7 +99,7 @@ class Swap:
         self._hand = self._used = 0
         self._over = False
         self._others = self._calls = 0
-        """What stayed resident when all regions were dropped, if that is more than the budget."""
+        """Bytes that stayed resident after all regions were dropped, if that is more than the budget allows; else 0."""
         self._full = ""
         """Why the last region could not be written to a file; empty if it could."""
         self._recent: dict[tuple[int, int], int] = {}
@@ -166,7 +166,7 @@ class Swap:
     def use(self, room: NDArray[Any], size: int) -> NDArray[Any]:
         """Return the part of a room to use from now on, in whole regions; it has at least `size` elements.
 
-        What lies behind it loses its content.
+        Elements after it lose their content.
         """
         area = self._areas.get(room.ctypes.data)
         if area is None:

@@ -10,8 +10,8 @@ Invariants
     - A slot is in the list of the interval in which it was touched, once.
     - A freeze copies nothing: advance() copies its records, some at a time, and whatever changes a record copies it
       first. Only the last frozen epoch has records that are not copied; none are left when a freeze or a commit begins.
-    - advance() also writes the copies of a committed epoch to the committed values, some at a time. What reads
-      committed values or flags, and the next freeze, first writes the rest.
+    - advance() also writes the copies of a committed epoch to the committed values, some at a time. A reader of
+      committed values or flags, and the next freeze, first write the rest.
     - Frozen values are absolute and hold everything touched since the last commit known at the
       freeze, so the next delta includes an epoch that does not complete (P8).
 

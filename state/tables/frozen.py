@@ -1,4 +1,4 @@
-"""What a table keeps of the records that a barrier froze: their copies, and the delta of the copies.
+"""The records of a table that a barrier froze: their copies, and the delta of the copies.
 
 The operator thread adds copies, in steps; once every record is copied, other threads may read them. Values and keys of
 variable width are taken out of the table's arenas in the same steps, since arenas move. All other columns are read from

@@ -6,7 +6,7 @@ module gives kernels their memory and keys, and makes room for them; layout.py s
 Invariants
     - A new record has default values and no flags but USED.
     - Between two calls of Memory.settle(), kernels reach about `bytes_max` of the slabs: rows come in parts, ordered by
-      their records, and sweeps in ranges (placing.py). What the caller gets is in the order of its rows.
+      their records, and sweeps in ranges (placing.py). Results come in the order of the caller's rows.
 
 Pure: no clock, thread or I/O; the seed of the index comes from state/compiled/seed.py.
 Source: docs/decisions/0036-records-and-kernels.md, docs/decisions/0039-state-larger-than-memory.md.
@@ -64,7 +64,7 @@ _TAG_MASK = (1 << _TAG_BITS) - 1
 _TAG_PLACE_BITS = 15
 """A tag without these bits, 16 are left, is a place in the index: the upper bits are the entry's home."""
 _SLOT_REACH = 1 << 13
-"""What a new key may reach that is not brought: the record of a slot that is used again, twice a page."""
+"""Bytes that a new key may touch without making them resident first: the record of a reused slot, twice a page."""
 _NO_ROWS: Rows = np.empty(0, np.int64)
 _NO_BYTES = np.empty(0, np.uint8)
 _NO_PLACES = np.empty((0, 0), np.int64)

@@ -1,7 +1,7 @@
 """The ordered index of a resident table: the slots of all keys that exist now, in the order of the key or of a time.
 
-It is a function of the records, so it is never stored. Whoever changes records notes their slots, in any order and as
-often as it likes; before a range is read, every noted slot is compared with what the tree holds for it.
+It is a function of the records, so it is never stored. The code that changes records notes their slots, in any order
+and any number of times. Before a range is read, every noted slot is compared with the tree's entry for it.
 
 Invariants
     - After `settle`, the tree holds exactly the present slots, with the times in their records.

@@ -63,7 +63,7 @@ def distinct(slots: Rows) -> Rows:
 
 
 class Reached(NamedTuple):
-    """What rows reach in one array."""
+    """The elements of one array that rows reach."""
 
     address: int
     offsets: Rows

@@ -4,7 +4,8 @@ words.py says how values lie in the words of a record, indexed.py how a record i
 
 Invariants
     - Committed values are in a second slab with the same slots. They mean something only while COMMITTED is set.
-    - Words of working, committed and frozen values name bytes of one arena; whoever moves them rewrites all three.
+    - Words of working, committed and frozen values name bytes of one arena; the code that moves bytes rewrites all
+      three.
 
 Pure: no clock, thread or I/O.
 Source: docs/decisions/0036-records-and-kernels.md, docs/decisions/0040-values-of-any-width.md.

@@ -33,7 +33,7 @@ _LINE = 64
 UNLIMITED = 1 << 62
 UNIT_BITS = 21
 UNIT_BYTES = 1 << UNIT_BITS
-"""What becomes resident together, and leaves memory together: a huge page."""
+"""Bytes that become resident together, and leave memory together: a huge page."""
 
 
 class Memory(Protocol):
@@ -52,7 +52,7 @@ class Memory(Protocol):
     def use(self, room: NDArray[Any], size: int) -> NDArray[Any]:
         """Return the part of a room to use from now on; it has at least `size` elements, and never moves.
 
-        What lies behind it may lose its content.
+        Elements after it may lose their content.
         """
 
     @property
@@ -101,7 +101,7 @@ PLAIN = PlainMemory()
 
 
 class Stored(NamedTuple):
-    """What a table consists of: the arrays that are in use, by name, and other numbers."""
+    """The contents of a table: its arrays in use, by name, and other numbers."""
 
     arrays: dict[str, NDArray[Any]]
     numbers: dict[str, int]
@@ -111,7 +111,7 @@ class Slab:
     """One growing array; `array` is its whole capacity, of which the owner uses the first elements; it is at `address`.
 
     Args:
-        dtype: Of the elements.
+        dtype: Type of the elements.
         reserved: Elements to reserve address space for.
         first: Elements of the first array.
         memory: Where the room comes from.

@@ -110,7 +110,7 @@ class SortWords:
         """Return the bounds of user keys' rows whose suffix begins with these columns.
 
         Args:
-            users: Of the routed columns; a user key may occur more than once.
+            users: Values of the routed columns; a user key may occur more than once.
             suffix: The first columns of the suffix, or none of them.
             above: Whether the rows that are equal are before the bound.
         """

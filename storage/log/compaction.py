@@ -55,7 +55,7 @@ SEGMENTS_MAX = 100_000
 
 @dataclass(frozen=True)
 class Wishes:
-    """What a user asks of a compaction.
+    """Options of a compaction, as the user gives them.
 
     Args:
         older_than_us: The first commit younger than this, and all commits after it, are left out; 0: none is.
@@ -76,7 +76,7 @@ class Wishes:
 
 @dataclass(frozen=True)
 class PartitionResult:
-    """What a compaction did, or would do, to one partition."""
+    """Effects of a compaction on one partition; of a dry run, the effects that it would have."""
 
     partition: int
     records_before: int
@@ -92,7 +92,7 @@ class PartitionResult:
 
 @dataclass(frozen=True)
 class Result:
-    """What a compaction did, or would do."""
+    """Effects of a compaction; of a dry run, the effects that it would have."""
 
     committed: bool
     """False: there was nothing to do, or it was a dry run."""
@@ -195,7 +195,7 @@ class Compactor:
     def _swept(self, commits: Commits, before: Compaction) -> int:
         """Return the last commit up to which all objects are deleted.
 
-        A sweep deletes in order: if the last object of a sweep is gone, so are all before it.
+        A sweep deletes in order: if the last object of a sweep no longer exists, neither do the objects before it.
         """
         for sequence in range(before.through, before.swept, -1):
             if segments := commits.at(sequence).segments:

@@ -22,7 +22,7 @@ Invariants
       which may be null and come last. `grown` names the newest such commit.
     - The first commit with a sequence of at least BLOCK and all after it have format 7 and `packs`: later commits may
       be in packs instead of their own objects (packs.py), where an older release would not look for them.
-    - `meta.json` of a changelog has format 2, which an older release refuses: it would take deletes for rows.
+    - `meta.json` of a changelog has format 2, which an older release refuses: it would read deletes as rows.
 
 Pure: no clock, random or I/O.
 """
@@ -64,7 +64,7 @@ PARTITIONS_MAX = 4_096
 OFFSETS_MAX = 1 << 62
 META_PATH = "meta.json"
 META_BYTES_MAX = 16 << 20
-"""Of the description of a log: a thousand columns take a hundredth. Others may write a larger object."""
+"""Limit for the description of a log, which other programs may write too; a thousand columns take a hundredth of it."""
 COMMITS_FOLDER, DATA_FOLDER = "commits", "data"
 _HASH_FIELD = b',"xxh3":"'
 _HASH_BYTES = len(_HASH_FIELD) + 16 + 2

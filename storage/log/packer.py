@@ -26,7 +26,7 @@ PACKS_MAX = 16
 
 
 class Packed(NamedTuple):
-    """What a call has done."""
+    """Counts of the packs that a call made and of the objects that it deleted."""
 
     packs: int
     deleted: int

@@ -161,8 +161,8 @@ class LogReader:
         """Return why the log is not the one with this UUID and this commit; None if it is. Reads the store.
 
         Args:
-            read: A partition and the offset before which its rows were read, as of this commit: it tells too whether
-                any of them were taken back since.
+            read: A partition and the offset before which its rows were read, as of this commit: the result then also
+                reports rows among them that were taken back since.
         """
         if (meta := stored_meta(self._store)) is None:
             return f"the log in {self._store!r} no longer exists"

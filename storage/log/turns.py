@@ -26,7 +26,7 @@ def wait_s(tail: Commit, tag: WriterTag | None, owner: str, lost: int, request_s
 
     Args:
         tail: The newest commit.
-        tag: What the append moves; None: nothing.
+        tag: The writer's tag that the append moves; None: it moves none.
         owner: Token of the append, which is random.
         lost: How often it has lost in a row.
         request_s: How long a request to the store takes.

@@ -30,7 +30,7 @@ from holdfast.storage.log.format import Commit, Draft, LogOwner, VoidRange, Writ
 
 @dataclass(frozen=True)
 class TakeBack:
-    """What a rewind does to a log.
+    """The change that a rewind makes to a log.
 
     Args:
         to: The new tag of every writer; appends with a later epoch and an older timeline are taken back.
@@ -87,7 +87,7 @@ def gathered(commits: Commits, back: TakeBack) -> tuple[VoidRange, ...]:
 def lost_to_compaction(commits: Commits, ranges: Iterable[VoidRange]) -> str | None:
     """Return why rows can no longer be taken back; None if they can.
 
-    Rows that a compaction reached may have replaced older rows of their keys, which are gone.
+    Rows that a compaction reached may have replaced older rows of their keys, which no longer exist.
     """
     if (left := commits.left) is None:
         return None

@@ -262,7 +262,7 @@ def take_rows(
         likely: 1 if slots_ holds the likely slots.
         mark: 1 to mark the records as present and dirty.
         born_: Becomes the slots of records created by this call, if it has room for one per row.
-        program_, inputs_: What to fold; may be empty.
+        program_, inputs_: The fold and its inputs; may be empty.
         scratch_: (BLOCK_ROWS + SCRATCH_GAP) * (words of the key + 5) words.
 
     Returns:
@@ -371,7 +371,7 @@ def free_slots(table_: Any, slots_: Any, tags_: Any, removes: int, frees: int) -
     """Delete the keys of these slots from the index, and put the slots into the free list: both, or one first.
 
     Args:
-        tags_: Of the keys, if they are deleted.
+        tags_: Tags of the keys, if they are deleted.
     """
     table, free, tags = address_of(table_), get(address_of(table_), _FREE_AT), address_of(tags_)
     records, control = get(table, _RECORDS), get(table, _CONTROL)

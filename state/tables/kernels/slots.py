@@ -159,7 +159,7 @@ def scan_times(
     Args:
         wanted_: The word of the time; times up to the next number are wanted, and times behind the one after it, up to
             the last one.
-        known_: Of the latter, these are not.
+        known_: Those of the latter times that are not wanted.
         left_: Becomes the earliest and the latest time that is not among the first ones; as it was if there is none.
 
     Returns:
