@@ -52,7 +52,7 @@ class Backlog:
     """The work of one fragment's functions.
 
     Args:
-        arrival: Of the rows in the fragment.
+        arrival: How rows arrive in the fragment.
         suspects: Functions that have ended their process.
     """
 

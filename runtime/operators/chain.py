@@ -43,7 +43,7 @@ from holdfast.sinks.contract.target import DELETE, OP, PUT
 from holdfast.storage.held_values import may_be_unheld, row_shown, unheld, why
 
 TEXT_LENGTH_MAX = 200
-"""Of the text of an expression in the shape of a plan."""
+"""Longest text of an expression in the shape of a plan."""
 ROW = "_row"
 """Number of a row in the input batch; selects the remaining rows of columns that stayed in Arrow."""
 

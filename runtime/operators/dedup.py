@@ -214,7 +214,7 @@ def _passing(times: Times, buckets: Buckets, passed: Times, within_us: int) -> N
     """Return which rows pass, as if each were decided in its turn.
 
     Args:
-        buckets: Of every row.
+        buckets: Bucket of every row.
         passed: Time of the passed row per bucket, NEVER_US if none; updated, except by the row-by-row part.
     """
     passes, pending = np.zeros(times.size, bool), np.arange(times.size)

@@ -1,7 +1,7 @@
 """Readers of source partitions: one that reads ahead in the background, and one that reads when it is asked.
 
 A background lane reads the batch behind the one that the worker works on, so that the operator thread seldom waits for
-a disk or a network. What it found is handed over in the operator thread, which alone touches a reader.
+a disk or a network. The operator thread takes the result; no other thread touches a reader.
 
 Invariants
     - Records are handed over in order, each once; the offsets are those that reading one after the other gives.
@@ -24,12 +24,12 @@ from holdfast.errors import Unavailable
 from holdfast.ports import Lane
 
 AHEAD_BYTES_MAX = 64 << 20
-"""What the readers of one source may keep in memory ahead of a worker."""
+"""Bytes that the readers of one source may keep in memory ahead of a worker."""
 
 
 @dataclass(frozen=True)
 class Read:
-    """What a reader found.
+    """Result of one read.
 
     Args:
         batch: Records, as `OpenSource.read` describes them; None: there were none.
@@ -63,9 +63,9 @@ class Ahead:
     Args:
         lane: Does the reading.
         bytes_max: 0 reads nothing before it is asked for.
-        watch: Returns a lane that waits for records; None: the worker looks for them by itself, from time to time.
-        alone_for: For so many epochs, read in the thread that asks, and nothing ahead: then what that thread has marked
-            is what runs (docs/decisions/0121). None: always.
+        watch: Returns a lane that waits for records; None: the worker looks for them from time to time.
+        alone_for: For so many epochs, read in the thread that asks, and nothing ahead: then only code that this thread
+            has marked runs (docs/design/0121). None: always.
     """
 
     def __init__(
@@ -149,8 +149,9 @@ class ReaderAhead:
         take: Called in the operator thread when records are about to be handed over; returns whether the source still
             stands by them. May raise.
         offset: Where to begin.
-        wait: Waits for a short time, or until it is worth reading again; None: nothing tells when that is. It is called
-            in a lane of its own when there were no records, so that the worker need not look for them all the time.
+        wait: Waits for a short time, or until it is worth reading again; None: the source cannot signal it. It is
+            called in a lane of its own when there were no records, so that the worker need not look for them all the
+            time.
     """
 
     def __init__(

@@ -39,7 +39,7 @@ class JobModule:
 
 
 def _nothing() -> None:
-    """Of the job's module when it is shipped: the globals of a function travel with it."""
+    """Belongs to the job's module when it is shipped: the globals of a function travel with it."""
 
 
 class ArrivedModule(ModuleType):

@@ -80,7 +80,7 @@ class _Growing:
 
 @dataclass
 class _Compilation:
-    """What has been compiled so far, and where each node's output is found."""
+    """The parts compiled so far, and where to find each node's output."""
 
     graph: Graph
     growing: list[_Growing] = field(default_factory=list)
@@ -297,7 +297,7 @@ def _new_edge(
 
 
 def _refuse_dictionaries(schema: pa.Schema) -> None:
-    """Refuse Enum and Categorical columns: a batch sent by itself does not carry their dictionary."""
+    """Refuse Enum and Categorical columns: a batch that is sent alone does not carry their dictionary."""
     for column in schema:
         if pa.types.is_dictionary(column.type):
             raise ConfigError(

@@ -32,9 +32,9 @@ class Box:
     """One step of a dataflow.
 
     Args:
-        lines: What is written in it.
+        lines: Text in the box.
         kind: "source", "sink", "state" for a step that keeps state, or "step".
-        detail: What is shown when the pointer rests on it.
+        detail: Text that appears when the pointer rests on the box.
         inputs: The numbers of the boxes that it reads, which come before it, with a text for the arrow.
     """
 

@@ -1,12 +1,12 @@
-"""What `--drop-state` gives up: which state each argument names, and whether an earlier start has carried it out.
+"""State that `--drop-state` drops: which state each argument names, and whether an earlier start has carried it out.
 
 An argument is carried out once. The checkpoints of a run keep the arguments of its command that were carried out, by it
 or by an earlier start; the next start ignores those that it is given again. An argument that one start leaves out is
 forgotten, and one with another suffix (`totals#2`) is a new one.
 
 Invariants
-    - A command that is repeated, by a supervisor or by hand, gives up nothing that was written since.
-    - State that no argument names is never given up.
+    - A command that a supervisor or a user repeats drops no state that was written since.
+    - State that no argument names is never dropped.
 
 Pure.
 Source: docs/decisions/0046-dropped-state.md.

@@ -112,7 +112,7 @@ class Graph:
         return drawn(title, boxes if of is None else upstream(boxes, of.number))
 
     def claim(self, name: object, what: str) -> str:
-        """Take a name for a source, operator or sink; return it.
+        """Claim a name for a source, operator or sink; return it.
 
         Raises:
             ConfigError: the name is missing, malformed or taken.

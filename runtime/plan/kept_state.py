@@ -1,4 +1,4 @@
-"""What becomes of a job's kept state under the job's present code: numbers, field ids, and what the user gives up.
+"""Maps a job's kept state to the job's present code: numbers, field ids, and the state that the user drops.
 
 Pure.
 Source: docs/decisions/0024-identity-of-state.md, 0038-schema-evolution.md,

@@ -19,10 +19,10 @@ from holdfast.runtime.plan.source import Kept
 
 @dataclass(frozen=True)
 class Look:
-    """What one look at a partition showed.
+    """The state of a partition at one moment.
 
     Args:
-        at_s: When.
+        at_s: When it was read.
         position: The next offset to read, as of the last completed checkpoint.
     """
 
@@ -38,7 +38,7 @@ class Risk:
     Args:
         position: The next offset to read.
         end: The offset before which records are removed within the time of the alarm.
-        removed: Of these, how many are removed already.
+        removed: How many of these records are removed already.
         rate: Offsets that the job reads per second; None: the job does not run.
     """
 

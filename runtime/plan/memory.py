@@ -37,12 +37,12 @@ Source: Spark 4.3.0, BasicDriverFeatureStep.getAdditionalPodSystemProperties, Ba
 """
 _SIZE = re.compile(r"(\d+)\s*([bkmgtp]?)b?", re.IGNORECASE)
 _POWERS = {"b": 0, "k": 1, "m": 2, "": 2, "g": 3, "t": 4, "p": 5}
-"""Of 1,024; a number without a unit counts MiB."""
+"""Powers of 1,024; a number without a unit counts MiB."""
 
 
 @dataclass(frozen=True)
 class ContainerShare:
-    """What an executor's container leaves each worker beside the Java heap.
+    """Memory that an executor's container leaves each worker beside the Java heap.
 
     Args:
         size: Bytes.
@@ -66,7 +66,7 @@ class Budget:
 
     total: int
     channels: int
-    """What may wait in the channels to and from other workers, at most."""
+    """Maximum that may wait in the channels to and from other workers."""
 
     @property
     def rocks(self) -> int:

@@ -100,7 +100,7 @@ class SourceSpec:
     out_of_orderness_us: int = 0
     idle_after_s: float = 30.0
     on_error: OnError = "fail"
-    """What happens to a record that cannot be decoded."""
+    """Policy for a record that cannot be decoded."""
     computed: Column | None = None
     """The event time column, if it is computed from the records; the fragment's input has it last."""
     watermark: Column | None = None

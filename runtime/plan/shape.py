@@ -26,7 +26,7 @@ from holdfast.runtime.rows.forms import POLARS, form_of
 from holdfast.runtime.rows.schema import columns_shown
 
 TEXT_LENGTH_MAX = 200
-"""Of the text of an expression of a source."""
+"""Longest text of an expression of a source."""
 
 FORMAT_VERSION = 1
 Chain = list[dict[str, Any]]

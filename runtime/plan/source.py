@@ -56,7 +56,7 @@ class Source(ABC):
         @property
         @abstractmethod
         def traits(self) -> SourceTraits:
-            """What it is, as data."""
+            """Traits of the source, as data."""
 
     @abstractmethod
     def open(self) -> OpenSource:
@@ -102,7 +102,7 @@ class Source(ABC):
 
     @property
     def captured(self) -> Captured | None:
-        """What fills the log that it reads, a process of `holdfast capture`; None: it reads no captured log."""
+        """The process of `holdfast capture` that fills the log that it reads; None: it reads no captured log."""
         return None
 
     @property
@@ -217,7 +217,7 @@ class OpenSource(ABC):
     def gone(self, partition: int) -> str | None:
         """Return why nothing of a partition can be read again, as a clause; None if it still exists.
 
-        Of a source with the trait `loses_partitions`, one may be deleted, with its records, while others are read on.
+        A source with the trait `loses_partitions` may lose a partition with its records, while the others are read on.
         """
         return None
 
@@ -232,7 +232,7 @@ class OpenSource(ABC):
 
 @dataclass(frozen=True)
 class Kept:
-    """What a source has of one partition, and what it removes soon.
+    """Records that a source keeps of one partition, and those that it removes soon.
 
     Args:
         first: The lowest offset that can still be read.
@@ -240,7 +240,7 @@ class Kept:
         by_age: Records before this offset are removed for their age within the time that was asked about; None: none
             are, or it is not known.
         by_size: The oldest records are removed as new ones arrive.
-        called: What its system calls the partition, where the number is one of the source's own.
+        called: The name of the partition in its system, if the number is one of the source's own.
     """
 
     first: int
@@ -251,7 +251,7 @@ class Kept:
 
 
 class Captured(Protocol):
-    """What a process of `holdfast capture` captures, as the connector configures it."""
+    """Configuration of a process of `holdfast capture`, as the connector gives it."""
 
     @property
     def log(self) -> str:

@@ -29,7 +29,7 @@ class SegmentRecords:
     names: tuple[tuple[int, str], ...]
 
     def __call__(self, data: bytes) -> Iterator[pa.RecordBatch]:
-        """Return the records, with the column by which sinks tell deletes last."""
+        """Return the records; the last column marks deletes for sinks."""
         batches = list(records_of(data, dict(self.names)))
         if batches:
             records = pa.concat_batches(batches)

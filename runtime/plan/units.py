@@ -1,4 +1,4 @@
-"""What the offsets of a job's sources count, read from the shape of its code without loading what makes a shape.
+"""Units of the offsets of a job's sources, read from the shape of its code without loading the code that makes a shape.
 
 Pure.
 Source: docs/formats.md, `shape`.

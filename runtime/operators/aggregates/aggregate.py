@@ -168,7 +168,7 @@ class Folding:
         self._operator, self._table, self._job, self._shown = operator, table, job, shown or {}
         self._time_slice = time_slice or TimeSlice()
         self._paces = self._time_slice.pace(1), self._time_slice.pace(1)
-        """Of functions that give results, and of those that merge."""
+        """The pace of functions that return results, and of functions that merge."""
         self._calls = calls_users(aggregations)
         self._aggregations = tuple(aggregations)
         self._conditions = tuple(dict.fromkeys(each.condition for each in aggregations if each.condition is not None))
@@ -245,7 +245,7 @@ class Folding:
         """Return the columns that operations fold, by the number of each slot; defaults for numbers without a slot.
 
         Args:
-            numbers: Of every slot, each once, 0 to count - 1.
+            numbers: The number of each slot, 0 to count - 1; each occurs once.
         """
         columns = self._table.merged(self._merging, slots, numbers, count)
         assert columns is not None, "a number has several slots"
@@ -409,7 +409,7 @@ class Folding:
     def _changes(self, bound: BoundAggregation, inputs: _Inputs) -> tuple[Slots, Columns]:
         """Return the slots whose state changes, and their new state; nothing is written yet.
 
-        What an overwritten value held stays in the arena of values, so unchanged values are not written.
+        The bytes of an overwritten value stay in the arena of values, so unchanged values are not written.
         """
         rows, columns = inputs.complete(bound)
         slots = inputs.slots() if rows is None else inputs.slots()[rows]

@@ -1,7 +1,8 @@
 """How the aggregates in the code differ from those whose state is kept, and which of them continue which.
 
-An aggregate continues the state kept under its own name, else the one that the code names with `.was(...)`. What
-continues none starts from now; kept state that nothing continues would be lost, so the user gives it up by name.
+An aggregate continues the state kept under its own name, else the one that the code names with `.was(...)`. An
+aggregate that continues none starts empty. Kept state that no aggregate continues would be lost, so the user has to
+drop it by name.
 
 Pure.
 Source: docs/decisions/0038-schema-evolution.md, docs/decisions/0024-identity-of-state.md.

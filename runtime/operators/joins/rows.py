@@ -47,7 +47,7 @@ UNROUTED = 2
 Slots = NDArray[np.int64]
 _NO_SLOTS: Slots = np.empty(0, np.int64)
 _ROWS_ALONE = sources_of([Input(None)])
-"""What a program reads that only counts rows."""
+"""Sources of a program that only counts rows."""
 
 
 def draft(

@@ -1,4 +1,4 @@
 """Matches of patterns: the automaton, the state of its runs, the operator and its results.
 
-What users write is in rows/patterns.py; nothing here knows of plans, channels or files.
+The API for users is in rows/patterns.py; nothing here knows of plans, channels or files.
 """

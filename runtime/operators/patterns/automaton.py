@@ -8,9 +8,9 @@ with the same first row, the one with the most rows is first, and then the one w
 
 Invariants
     - A partial match takes the first row that it can; it never ignores one (skip till next match).
-    - What `advance` returns depends on its arguments alone, and it changes none of them. So a row whose conditions
+    - The result of `advance` depends on its arguments alone, and it changes none of them. So a row whose conditions
       fail can be left out.
-    - The first row and the stages of all rows tell a partial match from all others of its key.
+    - The first row and the stages of all rows identify a partial match among those of its key.
     - A row never raises the number of partial matches above the limit: `advance` refuses it. While it takes one,
       there are at most twice as many as before, and two.
 

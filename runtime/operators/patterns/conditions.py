@@ -19,7 +19,7 @@ from holdfast.runtime.rows.failing import NOT_THE_ROWS_FAULT, raised
 
 @dataclass(frozen=True, eq=False)
 class Condition:
-    """What a row of one step must meet: all of these."""
+    """Conditions of one step; a matching row meets all of them."""
 
     step: str
     expressions: tuple[pl.Expr, ...]

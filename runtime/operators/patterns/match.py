@@ -71,7 +71,7 @@ class Match(KeyedStep):
     time: str
     """Column with the event time."""
     columns: tuple[str, ...]
-    """Of the rows that functions see or results are made of, in order."""
+    """Columns of the rows that functions see or results are made of, in order."""
     automaton: Automaton
     conditions: tuple[Condition, ...]
     row_type: type | None
@@ -326,7 +326,7 @@ class MatchOperator(Operator):
     def _settled(
         self, users: Keys, loaded: Loaded, now: list[list[Partial]], complete: list[Complete], due: Slots
     ) -> list[pa.RecordBatch]:
-        """Return the rows of matches; keep the partial matches and their rows, and no others of those at hand."""
+        """Return the rows of matches; keep the partial matches and their rows, and drop the other rows of this call."""
         given = self._results(complete)
         self._partials.store(users, loaded, now)
         had = {row.slot for alive in loaded.partials for each in alive for row in each.rows}

@@ -1,4 +1,4 @@
-"""What functions of a pattern see of its rows, and the rows that a match becomes.
+"""Presents the rows of a pattern to its functions, and turns a match into rows.
 
 Pure, as far as the user's functions are.
 """

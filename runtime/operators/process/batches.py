@@ -79,7 +79,7 @@ class BatchContext:
 
     def __init__(self) -> None:
         self.numbers: Rows = np.empty(0, np.int64)
-        """Of the key of every row."""
+        """The number of every row's key."""
         self.keys = 0
         """How many keys the batch has."""
         self._emitted: list[Any] = []

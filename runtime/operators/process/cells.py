@@ -6,7 +6,7 @@ a key that occurs a thousand times costs one read and one write.
 
 Invariants
     - Nothing is written to a table before the whole batch is handled, so a batch can be handled again.
-    - What `undo` returns to is the state before the record or timer at hand.
+    - `undo` returns to the state before the current record or timer.
     - A value whose time has come is not returned, whether or not it was deleted already.
 
 Pure.
@@ -46,13 +46,13 @@ Rows = NDArray[np.int64]
 
 @dataclass
 class Frame:
-    """The keys of one batch, and the record or timer at hand."""
+    """The keys of one batch, and the current record or timer."""
 
     users: Keys
     slots: Rows
     """Per key: its row in the operator's own table."""
     k: int = 0
-    """The number of the key at hand."""
+    """The number of the current key."""
     at_us: int = NEVER_US
     """Event time of the record, or of the timer if it is one of event time."""
     clock_us: int = NEVER_US
@@ -85,7 +85,7 @@ class Firing:
     horizon_us: int
     """The watermark, or the processing time: timers that are set for a time up to this one are due too."""
     at_us: int = NEVER_US
-    """The time of the timer at hand."""
+    """The time of the current timer."""
     heap: list[tuple[int, int, int]] = field(default_factory=list)
 
 
@@ -104,7 +104,7 @@ class Life:
         return min(base + self.ttl_us, NEVER - 1)
 
     def now_us(self) -> int:
-        """Return the time up to which values have expired: also that of the record at hand.
+        """Return the time up to which values have expired; it is at least that of the current record.
 
         The watermark comes behind the records, in microbatch mode behind all of an epoch.
         """
@@ -113,13 +113,13 @@ class Life:
 
 
 class Own:
-    """What all cells share: their table, and the frame at hand."""
+    """Base of all cells: their table, and the current frame."""
 
     table: Table
     frame: Frame
 
     def current(self) -> Frame:
-        """Return the frame at hand."""
+        """Return the current frame."""
         return self.frame
 
     def begin(self, frame: Frame) -> None:
@@ -253,7 +253,7 @@ class Kept(NamedTuple):
 
 
 class _Collection(Own):
-    """What lists and maps share."""
+    """Base of lists and maps."""
 
     def __init__(self, table: Table, kind: StateType, clock: str, ttl_us: int) -> None:
         self.table, self._kind, self._clock, self._expiring = table, kind, clock, ttl_us > 0

@@ -1,4 +1,4 @@
-"""What may change in a keyed function between two runs of a job, and what its state then holds.
+"""Changes of a keyed function that are allowed between two runs of a job, and the state that results from them.
 
 Pure.
 Source: docs/decisions/0038-schema-evolution.md, 0065-keyed-functions.md.

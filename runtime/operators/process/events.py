@@ -1,4 +1,4 @@
-"""What a keyed function handles in one frame: records in their order, or due timers in the order of their times.
+"""Events that a keyed function handles in one frame: records in their order, or due timers in the order of their times.
 
 Taking the next event puts its key and times into the frame. An error of a dataclass, while a row is made, is raised
 there, and the events after it can still be taken.
@@ -63,7 +63,7 @@ class Records(Events):
     """The records of a piece.
 
     Args:
-        numbers: Of the key of every record.
+        numbers: The number of every record's key.
         made: The rows.
         times: Event time of every record; None if the stream has none.
         clocks: Per key, or the same for all.

@@ -271,7 +271,7 @@ class ProcessOperator(Operator):
     # For the context
 
     def key(self) -> Any:
-        """Return the key at hand."""
+        """Return the current key."""
         if self._user_keys is None:
             decoded = zip(self._step.keys, self._keys.decode(self.frame.users), strict=True)
             columns = [self._rows.values(name, column) for name, column in decoded]
@@ -281,7 +281,7 @@ class ProcessOperator(Operator):
         return self._user_keys[self.frame.k]
 
     def random(self) -> float:
-        """Return the next random number of the key at hand."""
+        """Return the next random number of the current key."""
         draws = self._draws.get(0)
         self._draws.set(draws + 1)
         own = int(self.frame.users.hashes[self.frame.k]) ^ self._draws_of

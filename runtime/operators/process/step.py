@@ -31,7 +31,7 @@ class FunctionStep(KeyedStep):
     operator: str
     keys: tuple[str, ...]
     columns: tuple[str, ...]
-    """Of the rows that the function takes, in order."""
+    """Columns of the rows that the function takes, in order."""
     process: KeyedProcess[Any, Any]
     on_error: OnError
     use: Use

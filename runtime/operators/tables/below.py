@@ -40,14 +40,14 @@ Counts = NDArray[np.int64]
 
 
 class Entries(NamedTuple):
-    """What values add to the rows below their groups."""
+    """Amounts that values add to the rows below their groups."""
 
     values: Slots
     """Which value each entry belongs to."""
     suffix: Sequence[pa.Array]
     """The row of each entry."""
     sums: Sequence[Counts]
-    """What each entry adds, per column of the part."""
+    """The amount that each entry adds, per column of the part."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Part(ABC):
     @property
     @abstractmethod
     def suffix(self) -> tuple[pa.DataType, ...]:
-        """The types of the columns that tell the rows of a group apart, and order them."""
+        """The types of the columns that distinguish the rows of a group, and order them."""
 
     @abstractmethod
     def entries(self, values: pa.Array) -> Entries:

@@ -1,10 +1,10 @@
 """Aggregates over the rows that a table has now: rows come with a weight, which takes old ones back.
 
-What is kept per group are sums of weights and of values times weights: the number of its rows, and per aggregate the
-number and the sum of its values. What cannot be taken back from a sum is kept below the group, as a part (below.py):
-min and max have the values by their number, var the digits of exact sums, sums of floats the number of values that are
-not finite. A group whose rows are all gone is deleted, in the output and in the state, so the next row begins with
-exact zeros.
+A group keeps sums of weights and of values times weights: the number of its rows, and per aggregate the number and the
+sum of its values. Values that cannot be subtracted from a sum are kept below the group, as a part (below.py): min and
+max have the number of each value, var the digits of exact sums, sums of floats the number of values that are not
+finite. A group that has lost all its rows is deleted, in the output and in the state, so the next row begins with exact
+zeros.
 
 Invariants
     - A group is in the state and in the output as long as the table has rows of it.

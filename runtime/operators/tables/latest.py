@@ -1,7 +1,7 @@
-"""Look rows up in a table as it stands: each gets the table's row that arrived last.
+"""Look rows up in a table as it is now: each gets the table's row that arrived last.
 
-The state is the table, one row per key. What a row finds depends on which of the two inputs was read first, so another
-run may find another row; a replay follows only what was neither committed nor delivered.
+The state is the table, one row per key. The match of a row depends on which of the two inputs was read first, so
+another run may find another one. Rows that were committed or delivered are not looked up again.
 
 Invariants
     - A row is emitted or dropped when it arrives; no row waits.

@@ -1,4 +1,4 @@
-"""What both kinds of look-ups share: their plan, keys and rows of results.
+"""Common parts of both kinds of look-ups: their plan, keys and rows of results.
 
 Pure.
 Source: docs/decisions/0067-tables-and-lookups.md.

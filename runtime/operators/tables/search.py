@@ -58,7 +58,8 @@ QUERY = "query."
 PAIRS_MAX = 65_536
 """Rows and queries that are compared together."""
 RANGES = 2
-"""Of the queries of a row, if they are found by a value: those without one, and those with that of the row."""
+"""Ranges of queries that a row meets if queries are found by a value: those without a value, and those with the
+row's."""
 HOLDS = {
     "==": pc.equal,
     ">=": pc.greater_equal,
@@ -97,7 +98,7 @@ class Search(Lookup):
     """Return each row once per query that it satisfies, with the columns of the query."""
 
     query_key: tuple[str, ...]
-    """The table's key, which tells the queries below a key of the stream apart."""
+    """The table's key, which identifies a query below a key of the stream."""
     terms: tuple[Term, ...]
 
     kind: ClassVar[str] = "search"

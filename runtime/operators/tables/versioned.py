@@ -267,7 +267,7 @@ class Versions:
     def take(self, batch: pa.RecordBatch, times: Times) -> int:
         """Take changes of the table; return how many came so late that no row can ask for them.
 
-        Of several with one key and time, the last counts.
+        If several have the same key and time, the last one counts.
         """
         self.expire()  # so that the result for a late change does not depend on barriers
         users = self.users.encode(key_columns(batch, self._step.table_keys, self.users))

@@ -47,7 +47,7 @@ class CountedAggregate(RunningAggregate):
 
     @property
     def folded(self) -> tuple[BoundAggregation, ...]:
-        """What a row of state holds."""
+        """Aggregations that a row of state holds."""
         return (*self.aggregations, RECORDS)
 
     def tables(self, given: Sequence[pa.Schema]) -> tuple[TableDraft, ...]:

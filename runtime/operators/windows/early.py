@@ -104,7 +104,7 @@ class Schedule:
         self._shown_us = now_us
 
     def end(self) -> None:
-        """End the pass: all of its rows were shown, or are gone."""
+        """End the pass: all of its rows were shown or deleted."""
         self._pass_us = None
 
     def give_up(self) -> None:

@@ -46,7 +46,7 @@ _MERGES: Mapping[Do, np.ufunc] = {
     Do.MAX_FLOAT: np.fmax,
     Do.MAX_FLOAT32: np.fmax,
 }
-"""What merges two columns; a float without any value is NaN, which loses."""
+"""Functions that merge two columns; a float without any value is NaN, which loses."""
 
 
 class Held(NamedTuple):
@@ -62,7 +62,7 @@ class HeldSlices:
     """The closed slices of one operator's table.
 
     Args:
-        folding: What folds the rows of the table.
+        folding: Folds the rows of the table.
     """
 
     def __init__(self, table: Table, folding: Folding) -> None:
@@ -122,7 +122,7 @@ class HeldSlices:
         return self._keys.keys_at(found), self._folding.states_of(columns)
 
     def release(self, through: int) -> None:
-        """Forget the slices that end at or before this time; and all of them if they are large, or most keys are gone.
+        """Forget the slices that end at or before this time; forget all if they are large, or most keys were deleted.
 
         The next window then reads its slices again.
         """

@@ -37,7 +37,7 @@ class MarkedRows:
     """The marked rows of one table.
 
     Args:
-        key_groups: Of the job.
+        key_groups: Key groups of the job.
         shared: Whether windows consist of several rows.
     """
 
@@ -60,7 +60,7 @@ class MarkedRows:
 
     @property
     def ended(self) -> bool:
-        """Whether every row of the pass was given out, or is gone."""
+        """Whether every row of the pass was returned or deleted."""
         return self._scanned >= self._end and self._in_groups.ended and self._rows.ended
 
     def take(self, rows: int) -> Slots:

@@ -56,7 +56,7 @@ class SlidingAggregate(WindowAggregate):
 
     @property
     def folded(self) -> tuple[BoundAggregation, ...]:
-        """What a row of state holds."""
+        """Aggregations that a row of state holds."""
         return (*self.aggregations, RECORDS)
 
     def delay_us(self) -> int:
@@ -182,7 +182,7 @@ def windows_of(counts: Slots, times: Times, owners: Slots, ends: Times, size_us:
 
     Args:
         counts: How many rows each owner has; all of one owner's, in the order of their times, and then the next one's.
-        times: Of all rows.
+        times: Times of all rows.
         owners, ends: The owner and the end of each window; a row of the owner has this time.
     """
     whose, known = np.repeat(np.arange(counts.size), counts), np.unique(times)

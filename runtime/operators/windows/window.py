@@ -529,7 +529,7 @@ def by_slice(slots: Slots, ends: Times, every_us: int) -> BySlice:
     """Order rows of state by their slices; there is at least one.
 
     Args:
-        ends: Of the slice of each row.
+        ends: The end of each row's slice.
     """
     first = int(ends.min())
     numbers = (ends - first) // every_us
@@ -566,7 +566,7 @@ def windows_between(ends: Times, after: Clock, through: Clock, window: Windows) 
     """Return every pair of a slice and a window of it that ends after the first time, and by the second.
 
     Args:
-        ends: Of the slices.
+        ends: Ends of the slices.
 
     Returns:
         The numbers of the slices and the ends of the windows.

@@ -1,4 +1,4 @@
 """A plan as people read it: text and JSON.
 
-What a plan is and how it is compiled is in the modules around this folder.
+The modules around this folder define a plan and compile it.
 """
