@@ -34,7 +34,7 @@ class Limits:
     """How long the first request of a batch waits for others."""
     requests_max: int = 10_000
     bytes_max: int = 64 * 1024 * 1024
-    """Of bodies: those that are read, wait, or are being stored."""
+    """Limit for the bodies that are being read, wait, or are being stored."""
     batch_requests: int = 5_000
     batch_bytes: int = 4 * 1024 * 1024
     keys_max: int = 4_000_000
@@ -42,7 +42,7 @@ class Limits:
 
 
 class Verdict(Enum):
-    """What becomes of a request."""
+    """Outcome of a request."""
 
     STORED = "stored"
     REPEATED = "repeated"

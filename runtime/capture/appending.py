@@ -178,7 +178,7 @@ class Appending:
         return True
 
     def _exists(self) -> bool:
-        """Return whether the log is still the one that was opened; until it has a commit by which to tell."""
+        """Return whether the log is still the one that was opened. Asks the store only until the log has a commit."""
         return self._tag != BEFORE_FIRST or self._writer.stored_uuid() == self._writer.meta.uuid
 
     def _catch_up(self) -> None:

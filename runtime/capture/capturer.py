@@ -1,4 +1,4 @@
-"""What `holdfast capture` and `holdfast doctor` need of each kind of capture: one module per kind has it.
+"""The contract of each kind of capture with `holdfast capture` and `holdfast doctor`; one module per kind fulfils it.
 
 The configuration of a connector names its module, so the commands know no kind. Such a module imports the library that
 it needs when it is called, and names it if it is missing.
@@ -14,7 +14,7 @@ from holdfast.ports import ObjectStore
 from holdfast.runtime.plan.source import Captured
 
 Event: TypeAlias = Mapping[str, Any]
-"""What a capture does; its kind is `event`. Of the kind `advice`, the only other entry is `text`."""
+"""An event of a capture; its kind is `event`. An event of the kind `advice` has one other entry, `text`."""
 Report: TypeAlias = Callable[[dict[str, Any]], None]
 
 

@@ -1,4 +1,4 @@
-"""What a request says: whether it is signed, its idempotency key, and its body as a row.
+"""Reads a request: whether it is signed, its idempotency key, and its body as a row.
 
 Pure: no clock or I/O. Source: docs/decisions/0085-webhooks.md.
 """
@@ -21,7 +21,7 @@ _SCALAR: msgspec.json.Decoder[str | int] = msgspec.json.Decoder(str | int)
 
 
 class _Challenge(msgspec.Struct):
-    """What Slack sends once to find out whether an address answers."""
+    """The request that Slack sends once to check whether an address answers."""
 
     type: str
     challenge: str

@@ -71,7 +71,7 @@ _log = logging.getLogger("holdfast.capture")
 
 @dataclass(frozen=True)
 class Listening:
-    """What a process reports when it begins to receive."""
+    """The report of a process that begins to receive."""
 
     url: str
     keys: int
@@ -113,7 +113,7 @@ class Server:
     """One port and one log.
 
     Args:
-        receiving: What is received.
+        receiving: Configuration of the requests to receive.
         appending: The log.
         limits: How much is held, and stored together; None: the usual limits.
         connections_max: How many connections are open together; None: as many as leave files to the log.
@@ -281,7 +281,7 @@ class Server:
         return self._requests.read(headers, body, secrets, time.time())
 
     async def _body(self, request: web.Request, held: _Held) -> bytes | None:
-        """Read a body; return None if there is no room for it. What has not arrived yet takes no room."""
+        """Read a body; return None if there is no room for it. Bytes take room only once they have arrived."""
         body = bytearray()
         while chunk := await request.content.readany():
             body += chunk

@@ -55,7 +55,7 @@ class StopRequest:
 
 @dataclass
 class Counts:
-    """What a process has appended."""
+    """Counts of the records that a process has appended."""
 
     records: int = 0
     appends: int = 0

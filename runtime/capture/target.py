@@ -65,7 +65,7 @@ class Target:
 
     @property
     def uuid(self) -> str:
-        """What tells this log from all others."""
+        """The UUID that distinguishes this log from all others."""
         return self._meta.uuid
 
     @property

@@ -1,4 +1,4 @@
-"""What all commands share: how they refuse wrong use, and the flags that mean the same everywhere.
+"""Common parts of all commands: how they refuse wrong use, and the flags that mean the same everywhere.
 
 Wrong use raises ConfigError, so its message has three parts and the exit status is 2.
 """

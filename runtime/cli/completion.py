@@ -20,7 +20,7 @@ SHELLS = ("bash", "zsh", "fish")
 
 @dataclass(frozen=True)
 class Words:
-    """What may follow a command path, such as ("checkpoints", "list")."""
+    """Words that may follow a command path, such as ("checkpoints", "list")."""
 
     path: tuple[str, ...]
     does: str

@@ -43,7 +43,7 @@ def expect_end() -> None:
 
 
 def _ignore_to_the_end() -> None:
-    """Keep the exit status of a run that has ended: the interpreter restores default handlers before it is gone."""
+    """Keep the exit status of a run that has ended: the interpreter restores default handlers before it exits."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is _take_no_notice:
             signal.signal(number, signal.SIG_IGN)

@@ -32,7 +32,7 @@ come in any phase. So no handler relies on the event before it, and `Tick` repea
        +-------------------------------------------------------------------------+
 
 A new job has no base to load, and most generations have no target to repair, so they skip these phases. A `stop` skips
-Exhausted. Interrupted waits for the record in flight, since its epoch may be complete. What outlives the phases stands
+Exhausted. Interrupted waits for the record in flight, since its epoch may be complete. Data that outlives the phases is
 beside them in `state.Master`: the workers, the requested ending of the run and the requested rewind. A recovery does
 not undo a request.
 

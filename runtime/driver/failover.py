@@ -1,22 +1,21 @@
-"""What the master does when a worker is lost, or cannot exchange data: dismiss, count, avoid, start another.
+"""Decides what the master does if a worker is lost or cannot exchange data: dismiss, count, avoid, start another.
 
 A loss while subtasks run makes a recovery due: a new generation, in which survivors roll back in
 place. Too many failures inside the window end the run with the first cause, not the last symptom. A few do if one
 error of the job's code or of its packages caused each of them: no worker can run it, and a wait changes nothing.
 
-A broken connection between workers that both reach the driver may be an accident: the generation is recovered in
-place, and its channels connect again. A network may also be severed between two hosts and nowhere else, perhaps for
-good and perhaps in one direction only. Then each recovery in place would break in the same way. So one of the two
-workers is replaced: immediately if a machine answered nothing, else if the channels break again before an epoch was
-completed.
+A broken connection between workers that both reach the driver may be an accident: the generation is recovered in place,
+and its channels connect again. A network may also be severed between two hosts and nowhere else, perhaps permanently
+and perhaps in one direction only. Then each recovery in place would break in the same way. So one of the two workers is
+replaced: immediately if a machine did not answer at all, else if the channels break again before an epoch is completed.
 
-Spark decides where a task runs, and knows less than the driver: it takes a minute or two to notice that a host is gone,
+Spark decides where a task runs, and knows less than the driver: it takes a minute or two to notice that a host is lost,
 never notices that two hosts are severed, and does not know which worker follows which. So a launch names hosts to
-avoid. Local state plays no part here: a worker that died by itself leaves its host as good as any.
+avoid. Local state plays no part here: if only the worker died, its host is as good as any.
 
 Invariants
     - A recovery of broken channels waits as long as restarts do, so that a lasting cause does not keep the job busy.
-    - What is noted of two hosts ends with an epoch that workers on both complete.
+    - A note about two hosts ends with an epoch that workers on both complete.
     - A host is avoided, never excluded: the report of a worker may be wrong, or the network mended.
 
 Pure: no clock, thread or I/O. Part of runtime/driver/master.py.

@@ -9,8 +9,8 @@ time, so that each death shows a narrower place, until one place has proved to b
     - So many as `UNPROVEN_MAX` without progress are proof anyway: whatever the function does, the job gets nowhere.
     - Where the place is unknown, an epoch that moves a source is progress, but may end before the place: the last two
       deaths and the limit are kept for `LIMITED_EPOCHS` such epochs.
-    - An epoch at the same offsets may be closed before the function is called again, so it proves nothing by itself:
-      only `QUIET_EPOCHS` of them, one after another, end a count.
+    - An epoch at the same offsets may be closed before the function is called again, so one such epoch proves nothing:
+      only `QUIET_EPOCHS` of them in a row end a count.
 
 A function that is proved to be at fault ends the run. If its on_error allows it, the search continues to a single row
 at which the process has died twice; that row is left out from then on. `KILLERS_MAX` rows ahead end the run too.

@@ -86,7 +86,7 @@ DAMAGED_READS_MAX = 3
 
 
 class DriverPorts(Protocol):
-    """What the driver needs from its surroundings."""
+    """Services that the driver needs from its surroundings."""
 
     @property
     def clock(self) -> Clock: ...

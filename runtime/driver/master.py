@@ -1,8 +1,8 @@
 """The job master: takes one event, returns the next state and the effects, by the table `ON`.
 
-The package's docstring tells the theory. A pair of phase and event that the table lacks is one that changes nothing;
-`IGNORED` says why. Requests of users are outside the table: their answer depends on what the log holds, not on the
-phase (requests.py).
+The package's docstring explains the theory. A pair of phase and event that is not in the table changes nothing;
+`IGNORED` gives the reason. Requests of users are outside the table: their answer depends on what the log holds, not on
+the phase (requests.py).
 
 Pure: no clock, thread or I/O. Driven by runtime/driver/loop.py, in production, tests and simulation alike.
 Source: PROTOCOL P2, P4, P5, P6, P9, P10, P13, P18; DESIGN sections 3 and 4.
@@ -368,7 +368,7 @@ def epoch_asked(state: Master, event: EpochAsked, at: Moment) -> Step:
 
 @dataclass(frozen=True)
 class On:
-    """What the master does with an event in a phase."""
+    """The handler of an event in a phase."""
 
     handler: Handler
     to: tuple[type, ...] = ()
@@ -383,7 +383,8 @@ _AFTER_A_LOSS: Mapping[type, tuple[type, ...]] = {
     **dict.fromkeys(_LIVE, (Over,)),
     **dict.fromkeys(_DEPLOYED, (Interrupted, Over)),
 }
-"""What the loss of a worker, or the end of its process, may lead to: always the end, by the restart limit."""
+"""Phases that may follow the loss of a worker or the end of its process: always including the end, by the restart
+limit."""
 
 
 def _rows(event: type, handler: Handler, to: Mapping[type, tuple[type, ...]]) -> dict[tuple[type, type], On]:
@@ -441,7 +442,7 @@ ON: Mapping[tuple[type[Phase], type], On] = {
     **_rows(StopAsked, stop_asked, _same(*_LIVE)),
     **_rows(EpochAsked, epoch_asked, _same(*_LIVE)),
 }  # fmt: skip
-"""What the master does with each event in each phase; docs/architecture.md draws it."""
+"""The master's handler of each event in each phase; docs/architecture.md draws it."""
 
 IGNORED: Mapping[type, str] = {
     RecordFound: "nothing is in flight: the answer to a repeated append",

@@ -61,7 +61,7 @@ class Rules:
     key_ranges: tuple[tuple[int, int], ...]
     """Key groups of each subtask; its length is the parallelism."""
     partitions: Mapping[str, tuple[int, ...]]
-    """Of every source, as listed when the run started."""
+    """Partitions of every source, as listed when the run started."""
     operators: tuple[OperatorState, ...]
     checkpoint_every: float
     silent_after: float
@@ -84,7 +84,7 @@ class Rules:
     unrepairable: tuple[str, ...] = ()
     """Sinks whose output no rewind can take back."""
     audit: str = "rows"
-    """What workers digest: off, counts or rows."""
+    """Which digests workers compute: off, counts or rows."""
     shape: dict[str, Any] | None = None
     """The shape of the job's code, kept with every checkpoint (runtime/plan/shape.py)."""
     gone_sinks: GoneSinks | None = None
@@ -150,7 +150,7 @@ class Death:
     generation: Generation
     launch: int
     at: At
-    """What it was called for; no rows: a timer, a window, or anything else that is no row of a stream."""
+    """Rows of the call; no rows: the call was for a timer, a window, or anything else that is not a row of a stream."""
     how: str = ""
     """How its process ended; empty if that is not known yet."""
 
@@ -162,15 +162,16 @@ class Kill:
     operator: str
     subtask: Subtask
     partition: int
-    """Of the records that it was called for; UNKNOWN behind a shuffle, and for what is no record."""
+    """Partition of the records that it was called for; UNKNOWN behind a shuffle, and if it was not called for a
+    record."""
     source: str | None
-    """Whose records it gets, if they reach it without a shuffle."""
+    """The source of its records, if they reach it without a shuffle."""
     positions: Offsets
     """Where the last completed epoch was at the first death."""
     deaths: tuple[Death, ...] = ()
     """Since a row was found, or since an epoch got past the place; behind a shuffle those that may be of the same."""
     launches: tuple[int, ...] = ()
-    """Of all deaths of this search, also of those that an epoch has ended the count of."""
+    """Launches of all deaths of this search, including those whose count an epoch has ended."""
     older: int = 0
     """So many of the deaths were before the last progress; they help the search, and prove no standstill."""
     epochs: int = 0
@@ -305,7 +306,7 @@ class Gathering:
 
 @dataclass(frozen=True)
 class Closing:
-    """What the trigger of the epoch being closed has fixed."""
+    """Decisions that the trigger of the closing epoch has fixed."""
 
     savepoint: str | None
     """The name that the epoch will have."""

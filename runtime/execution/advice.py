@@ -1,4 +1,4 @@
-"""Warnings at a start: rows beyond the checkpoint, records that are gone, arguments without effect.
+"""Warnings at a start: rows beyond the checkpoint, records that no longer exist, arguments without effect.
 
 A crash can leave rows of sinks that are written immediately beyond the checkpoint. The same code writes the same rows
 again, and nothing changes. Changed code does not: rows that the old code wrote for re-read records keep their tags, so

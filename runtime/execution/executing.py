@@ -1,8 +1,8 @@
 """The seam between a job that may run and the ways to carry out its plan.
 
-An execution takes a prepared job to its end. What comes before is the same for all of them: admission, plan, log and
-base (runtime/execution/prepare.py). So is what comes after: a driver's loop that delivers, sweeps and ends the run,
-whose report is published here. `runtime/execution/resident.py` has the execution with resident workers.
+An execution takes a prepared job to its end. The steps before it are the same for all executions: admission, plan, log
+and base (runtime/execution/prepare.py). So are the steps after it: a driver's loop that delivers, sweeps and ends the
+run, whose report is published here. `runtime/execution/resident.py` has the execution with resident workers.
 
 Source: DESIGN sections 2 to 4, 13; API.md (exit statuses).
 """
@@ -39,13 +39,13 @@ class Outcome:
 
 
 class Ports(Protocol):
-    """What an execution reports to while it runs."""
+    """The receiver of an execution's reports while it runs."""
 
     def update(self, status: Status) -> None:
         """Take the status, about twice a second."""
 
     def note(self, words: str) -> None:
-        """Take a line for the user, at each step of startup."""
+        """Report a line to the user, at each step of startup."""
 
 
 class Execution(Protocol):

@@ -1,4 +1,4 @@
-"""What the checks of a start ask, each thing read once: when the first check needs it.
+"""Facts for the checks of a start; each is read once, when the first check needs it.
 
 A fact that cannot be read raises, and that ends the start.
 
@@ -39,7 +39,7 @@ from holdfast.storage.probe import prove
 
 @dataclass(frozen=True)
 class Choices:
-    """What the user asks of one start, besides code and settings."""
+    """Options of one start, besides code and settings."""
 
     drop_state: Sequence[str] = ()
     """The arguments of `--drop-state`: operators, or aggregates as OPERATOR.AGGREGATE."""
@@ -108,7 +108,7 @@ class JobFolder:
 
 @dataclass(frozen=True)
 class TargetFacts:
-    """What targets say of their owners, and the log as it was after that."""
+    """Owners that the targets name, and the log as it was after they were read."""
 
     holdings: Mapping[str, Holding]
     """By sink; of the targets that could be read."""
@@ -137,7 +137,7 @@ class Facts:
 
     @cached_property
     def given(self) -> GivenUp:
-        """What the user gives up of the state of the last checkpoint."""
+        """State of the last checkpoint that the user drops."""
         return given_up(self.plan, self.folder.operators, self.choices.drop_state)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What a source has when a job starts, and whether the job can continue in it (P12, P22)."""
+"""Records that a source has when a job starts, and whether the job can continue reading them (P12, P22)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.runtime.plan.same_source import refuse_other_sources
 
 @dataclass(frozen=True)
 class SourceFacts:
-    """What was found in a source."""
+    """The state of a source at a start."""
 
     refusal: HoldfastError | None
     """Why the job cannot continue in it; then the rest is empty."""

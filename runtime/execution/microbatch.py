@@ -31,7 +31,7 @@ from holdfast.runtime.wire.presence import boot_id
 from holdfast.runtime.worker.local.opened import LocalState, MemoryState
 
 EPOCH_DEADLINE_S = 24 * 3_600.0
-"""Spark watches the tasks of a job; the driver gives none up by itself."""
+"""Spark watches the tasks of a job; the driver itself abandons none."""
 
 
 class Microbatch:

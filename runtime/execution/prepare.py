@@ -35,7 +35,7 @@ from holdfast.runtime.plan.topic import outputs_of
 
 @dataclass(frozen=True)
 class StartInputs:
-    """What the sources had at the start."""
+    """Partitions and ends of the sources at the start."""
 
     partitions: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     until: Mapping[str, Mapping[int, int]] | None = None
@@ -52,7 +52,7 @@ class StartState:
 
 @dataclass(frozen=True)
 class StartTargets:
-    """What the start found of targets."""
+    """Findings of the start about targets."""
 
     gone: GoneSinks | None = None
     adopted: tuple[str, ...] = ()

@@ -46,7 +46,7 @@ ANSWERED_WITHIN_S = 5.0
 
 
 class Hosting(Protocol):
-    """What carries out the epochs that the driver closes."""
+    """Carries out the epochs that the driver closes."""
 
     def send(self, worker: WorkerId, message: m.FromDriver) -> None:
         """See DriverPorts.send."""

@@ -1,4 +1,4 @@
-"""What tasks of a microbatch send to each other: blocks of frames, and the results of tasks.
+"""Data that tasks of a microbatch send to each other: blocks of frames, and the results of tasks.
 
 A block is one value in Spark's shuffle: a header in msgpack, then the record batches of its frames in Arrow's IPC form.
 A task has sent everything once its barriers have arrived. Spark keeps no order among the rows that one task sends to
@@ -43,7 +43,7 @@ class Attempt(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True, tag="result"):
-    """What one attempt of a task made of an epoch; everything that it names is durable."""
+    """Result of one attempt of a task for an epoch; every object that it names is durable."""
 
     attempt: Attempt
     read_from: tuple[Attempt, ...] = ()
@@ -77,7 +77,7 @@ class _Frames(msgspec.Struct, frozen=True, tag="frames"):
     layer: int
     """Where its frames are taken."""
     number: int
-    """Of the blocks from this attempt to this receiver and layer."""
+    """Number of the block among those from this attempt to this receiver and layer."""
     pieces: tuple[_Piece, ...]
 
 
@@ -150,7 +150,7 @@ class Inbox:
     """Takes the blocks that one task of a layer receives.
 
     Args:
-        schemas: Of every edge.
+        schemas: Schema of every edge.
     """
 
     def __init__(self, layer: int, subtask: Subtask, schemas: dict[int, pa.Schema]) -> None:

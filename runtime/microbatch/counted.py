@@ -1,6 +1,7 @@
-"""What tasks of one generation have taken and emitted, summed over epochs, and the size of their state, for display.
+"""Records that tasks of one generation have taken and emitted, summed over epochs, and the size of their state, for
+display.
 
-Also when the clock next makes something due, which decides whether there is an epoch to close.
+It also holds the time at which the next timer or window is due, which decides whether there is an epoch to close.
 
 Pure.
 """
@@ -21,7 +22,7 @@ class Counted:
         self.records = 0
         self.operators: dict[str, OperatorProgress] = {}
         self.state_bytes = Counter[Subtask]()
-        """Of all tables of a subtask, as of the last epoch."""
+        """Size of all tables of a subtask, as of the last epoch."""
         self.due_us: int | None = None
         """The earliest processing time at which the last epoch has left something to do; None if never."""
 

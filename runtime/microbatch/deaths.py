@@ -12,7 +12,7 @@ from holdfast.runtime.wire.vitals import At
 
 
 class Death(NamedTuple):
-    """What the process was doing."""
+    """A function call during which a process ended."""
 
     mark: str | None
     """The mark of the function."""
@@ -27,7 +27,7 @@ class ProcessEnded(Unavailable):
     """The process of a task has ended unexpectedly.
 
     Args:
-        death: What it was doing, if that was a call of a function.
+        death: The function call during which it ended, if there was one.
     """
 
     def __init__(self, what: str, *, not_done: str, next_step: str, death: Death | None) -> None:

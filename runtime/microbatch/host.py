@@ -45,7 +45,7 @@ from holdfast.runtime.worker.protocol import Deliver
 BEAT_EVERY_S = 0.5
 COMPACT_RETRY_S = 1.0
 LINEAGE_MAX = 64
-"""Of so many epochs of this generation a machine may still have the state; it restores an older one from the root."""
+"""Epochs of this generation whose state a machine may still have; it restores an older one from the root."""
 STANDSTILL_EPOCHS = 10
 """For so many epochs, partitions that are ahead in event time wait for one in which time stands still."""
 
@@ -127,7 +127,7 @@ class Host:
         self._workers.pop(worker, None)
 
     def send(self, worker: WorkerId, message: m.FromDriver) -> None:
-        """Take a message for a worker; it is handled after the driver's turn."""
+        """Accept a message to a worker; it is handled after the driver's turn."""
         self._post(lambda: self._received(worker, message))
 
     def turn(self) -> None:

@@ -1,4 +1,4 @@
-"""What the Spark job of an epoch waits for, as its driver can tell: executors, or tasks that take long.
+"""Reports what the Spark job of an epoch waits for, as far as its driver knows: executors, or tasks that take long.
 
 Spark waits for executors without a word, and a task may call a function that does not return.
 
@@ -50,7 +50,7 @@ class JobWatch:
         """Return why the job gets nowhere, empty if it does.
 
         Args:
-            stages: Of the layers, as far as they have begun.
+            stages: Stages of the layers that have begun.
         """
         if stages != self._stages:
             self._stages, self._moved = stages, now

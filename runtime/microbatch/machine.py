@@ -82,7 +82,7 @@ class Acked:
     trigger: m.Trigger
     parts: tuple[SubtaskPart, ...]
     progress: tuple[tuple[Subtask, m.Progress], ...]
-    """Of every task, with its subtask."""
+    """Progress of every task, with its subtask."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Batches:
     timeline: Timeline
     cut: Cut
     handles: tuple[SnapshotHandle, ...]
-    """Of every subtask."""
+    """The handle of every subtask."""
     positions: Positions
     newest: Epoch
     """The last epoch that was triggered."""

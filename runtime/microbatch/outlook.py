@@ -1,11 +1,12 @@
-"""What the sources have left to read in one generation, as the last look at them showed.
+"""Records that the sources have left to read in one generation, as of the last look at them.
 
 Every source is asked on a lane of its own, since one may answer slowly or not at all.
 
 Invariants
     - Nothing counts as ended, or as read by this run, before a look has shown it.
     - A look that was begun in an older generation changes nothing.
-    - What a rate still holds back is not there, but a run that reads to the end of its input waits for it.
+    - Records that a rate still holds back do not exist yet, but a run that reads to the end of its input waits for
+      them.
     - A request to look again is answered by looks that were begun after it, or when ANSWER_S are over.
 
 Source: PROTOCOL P11, P12, P13; docs/decisions/0047-microbatch.md.
@@ -33,7 +34,7 @@ ANSWER_S = 0.5
 
 
 class Seen(NamedTuple):
-    """What the last look at one source showed."""
+    """The state of one source as of the last look."""
 
     ends: Mapping[Place, int]
     """The offset behind the last record that exists."""
@@ -42,7 +43,7 @@ class Seen(NamedTuple):
     sealed: frozenset[Place]
     """Partitions that have no record after these ends, and get none."""
     times: Mapping[Place, int]
-    """Watermarks at these ends, if the source tells time itself."""
+    """Watermarks at these ends, if the source reports event time itself."""
 
 
 class Outlook:
@@ -152,7 +153,7 @@ class Outlook:
         return {place: self._limit(place, end) for place, end in ends}
 
     def ended(self, place: Place, offset: int) -> bool:
-        """Return whether a partition read up to this offset is at its end for good."""
+        """Return whether a partition read up to this offset is at its permanent end."""
         if self._input_is_over(place, offset):
             return True
         seen = self._seen.get(place[0])

@@ -1,8 +1,8 @@
 """One attempt of a task: it runs the fragments of one layer for one subtask, from the start of an epoch to its barrier.
 
 It is the subtask's data plane of continuous mode (runtime/worker/subtask.py) with channels that lead into blocks, and
-the worker's protocol, which aligns barriers. What it stores has the name of the attempt, so a losing attempt or one
-that was thought dead changes nothing (P26).
+the worker's protocol, which aligns barriers. Its objects have the name of the attempt, so an attempt that loses, or was
+presumed dead, changes nothing (P26).
 
 Invariants
     - A task reads its sources no further than the offsets that were fixed for the epoch.
@@ -53,12 +53,12 @@ SOURCE_GRACE_S = 30.0
 
 
 Stop = Literal["run", "input"]
-"""Where an epoch's range ends for good: the run reads no further, or the input ends there."""
+"""Why an epoch's range has a permanent end: the run reads no further, or the input ends there."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What the tasks of one epoch share; fixed before the first attempt."""
+    """Common input of the tasks of one epoch; fixed before the first attempt."""
 
     plan: Plan
     layers: Layers
@@ -76,12 +76,12 @@ class Batch:
 
 
 class Ports:
-    """What a task needs from the process that runs it.
+    """Services that a task needs from the process that runs it.
 
     Args:
         pause: Waits for so many seconds.
         mark: Records which Python function is called.
-        budget: What the state may use; None: there is no limit.
+        budget: Memory that the state may use; None: there is no limit.
         paused: Uploads that the process leaves out after one was refused; kept over its tasks.
     """
 
@@ -260,7 +260,7 @@ class _Task:
         )
 
     def discard(self) -> None:
-        """Let go of the state for good, if this is the job's last epoch."""
+        """Release the state permanently, if this is the job's last epoch."""
         if self._batch.finishing:
             with suppress(OSError):
                 self._opened.discard()

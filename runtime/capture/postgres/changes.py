@@ -23,7 +23,7 @@ from holdfast.runtime.sources.postgres.table import SourceTable
 from holdfast.storage.log.changelog import puts_and_deletes
 
 _ROW_BYTES = 16
-"""What a record counts besides its values."""
+"""Bytes that a record counts besides its values."""
 
 
 class Changes:

@@ -1,4 +1,5 @@
-"""What becomes of the stream: which transactions are appended together, what is confirmed, and where it has to stop.
+"""Decides which transactions of the stream are appended together, which are confirmed, and where the stream has to
+stop.
 
 The log's tag says up to which position it has all changes. A transaction whose commit lies before it is in the log and
 is left out, so a server may send everything again after a crash. Whole transactions become a batch, one commit of the
@@ -12,7 +13,7 @@ Invariants
     - A batch has whole transactions, in the order of their commits; its position is the end of the last one.
     - A transaction is in a batch if and only if its commit does not lie before the position at the start.
     - Only positions that `appended` has reported are confirmed, and they grow.
-    - What cannot be captured stops everything after it, and nothing before it.
+    - A change that cannot be captured stops everything after it, and nothing before it.
 
 Pure: no clock, thread or I/O. Driven by process.py. Source: docs/decisions/0087-postgres-capture.md.
 """

@@ -1,4 +1,4 @@
-"""What a capture would find, for `holdfast doctor`: server, table, publication and slot. Nothing is changed."""
+"""Reports to `holdfast doctor` the server, table, publication and slot of a capture. Changes nothing."""
 
 from __future__ import annotations
 

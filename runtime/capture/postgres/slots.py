@@ -34,9 +34,9 @@ class Lag:
     """How far a slot is behind."""
 
     behind_bytes: int
-    """Of the server's log, after what was confirmed."""
+    """Bytes of the server's log after the confirmed position."""
     retained_bytes: int
-    """Of the server's log that the slot keeps on its disk."""
+    """Bytes of the server's log that the slot keeps on the server's disk."""
 
 
 def slot_prefix(log_uuid: str, table: SourceTable) -> str:
@@ -143,7 +143,8 @@ def _not_publishing(name: str, made: str) -> NotAdmitted:
 
 
 Published = tuple[object, ...]
-"""What changes with the publication: a table that is set again, with a filter or without, has another OID there."""
+"""A value that changes with the publication: a table that is set again, with or without a filter, has another OID
+there."""
 
 
 def published(db: Db, table: SourceTable, name: str) -> Published:
@@ -160,7 +161,7 @@ def published(db: Db, table: SourceTable, name: str) -> Published:
 def check_published(db: Db, table: SourceTable, name: str, before: Published) -> None:
     """Check that a publication has left nothing out since a state of it that was in order.
 
-    What was received was committed before this looks, so a filter that left out some of it is seen.
+    The received changes were committed before this check, so it finds any filter that left out some of them.
 
     Raises:
         ConfigError: it leaves something out, or may have done so.

@@ -1,9 +1,9 @@
 """The changes that a database keeps for a capture, until they are in the log.
 
 A row of `_holdfast_captures` says for each captured table which log its changes go to, by which attempt, which of them
-were removed because the log has them (`confirmed`), and which ones are appended next (`announced`). What is appended is
-announced first, in a transaction that sees every change that was committed before; so an append has whole transactions,
-and all of it is on the disk of the database. An append that was announced is not made larger.
+were removed because the log has them (`confirmed`), and which ones are appended next (`announced`). Changes are
+announced before they are appended, in a transaction that sees every change committed before it. So an append has whole
+transactions, and all of it is on the disk of the database. An append that was announced is not made larger.
 
 So the log's tag is always one of both numbers. If it is not, database or log were restored from a copy.
 
@@ -64,7 +64,7 @@ class Differs(Exception):
 
 @dataclass(frozen=True)
 class Registered:
-    """What a database says about the capture of a table."""
+    """The database's entry about the capture of a table."""
 
     name: str
     version: int
@@ -84,14 +84,14 @@ class Registered:
 
 @dataclass(frozen=True)
 class Announced:
-    """What is appended next: the changes up to a number, and why nothing can be appended after that, if so."""
+    """The next append: the changes up to a number, and the reason if nothing can be appended after them."""
 
     upto: int
     problem: ConfigError | None
 
 
 def registered(db: sqlite3.Connection, name: str) -> Registered | None:
-    """Return what a database says about the capture of a table; None: it knows of none. Raises ConfigError."""
+    """Return the database's entry about the capture of a table; None: it has none. Raises ConfigError."""
     if not db.execute("SELECT 1 FROM main.sqlite_master WHERE name = ?", (CAPTURES,)).fetchone():
         return None
     row = db.execute(
@@ -201,7 +201,7 @@ def advance(db: sqlite3.Connection, table: SourceTable, log: str, attempt: int, 
 
 
 def newest(db: sqlite3.Connection, name: str) -> int:
-    """Return the number of the newest change. Raises Differs: the outbox is gone."""
+    """Return the number of the newest change. Raises Differs: the outbox no longer exists."""
     found = db.execute("SELECT seq FROM main.sqlite_sequence WHERE name = ?", (outbox(name),)).fetchone()
     if found is None:
         raise Differs

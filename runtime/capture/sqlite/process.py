@@ -189,7 +189,7 @@ def _records(table: SourceTable, rows: pa.Table) -> pa.Table:
 
 
 def _file_of(path: str) -> tuple[int, int]:
-    """Return what tells a file from another one with its name. Raises Unavailable."""
+    """Return the identity of a file, which another file with its name does not have. Raises Unavailable."""
     try:
         found = os.stat(path)
     except OSError as error:

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from holdfast.runtime.sources.sqlite.table import OWN, SourceTable, Unique
 
 VERSION = 2
-"""Of the tables and triggers below."""
+"""Version of the tables and triggers below."""
 CAPTURES = f"{OWN}captures"
 SEQ, DELETED = f"{OWN}seq", f"{OWN}deleted"
 WHEN = {
@@ -47,7 +47,7 @@ REGISTER = (
 
 @dataclass(frozen=True)
 class Statements:
-    """What a capture adds to a database for a table."""
+    """Objects that a capture adds to a database for a table."""
 
     tables: dict[str, str]
     """Name -> statement that creates it."""

@@ -28,7 +28,7 @@ class Placed:
     offset: int
     row: dict[str, Any]
     op: str | None = None
-    """What a record of a changelog does: "put" or "delete"."""
+    """Operation of a record of a changelog: "put" or "delete"."""
 
 
 def placed_rows(

@@ -1,4 +1,4 @@
-"""What commands know of a job from outside: its log, its manifests, and `live.json` while a driver keeps it fresh.
+"""A job as commands see it from outside: its log, its manifests, and `live.json` while a driver keeps it fresh.
 
 The log is the truth. `live.json` adds what only the driver knows, and counts only while it is younger than
 `status.STALE_AFTER_MS` and of the log's generation; the failure of a driver stays in it. Ages are computed at the time

@@ -33,7 +33,8 @@ NOT_WRITTEN = "no file was written"
 
 @dataclass(frozen=True)
 class Answer:
-    """What rows belong to: operator, checkpoint; also the other side of a comparison, or the oldest of a history."""
+    """Origin of rows: operator, checkpoint; also the other side of a comparison, or the oldest checkpoint of a
+    history."""
 
     at: At
     operator: str

@@ -4,8 +4,9 @@ Runs `holdfast run` as any user would, in a process of its own, kills one Python
 records flow, and lets oracles that share no code with Holdfast compute every row of every output again.
 
 Invariants
-    - "verified" is printed only if the kill hit a process of this run at work, that process is gone, the job recovered
-      and took more records, it finished, no row differs, and at least one record was late (in continuous mode).
+    - "verified" is printed only if the kill hit a process of this run at work, that process has ended, the job
+      recovered and took more records, it finished, no row differs, and at least one record was late (in continuous
+      mode).
     - Every run starts clean: job history and results of an earlier demo are removed, the converted log is kept.
 """
 
@@ -55,7 +56,7 @@ _PROGRESS = msgspec.json.Decoder(Progress)
 
 @dataclass
 class Run:
-    """What is known of the run so far."""
+    """Facts known of the run so far."""
 
     folder: Path
     mode: str = CONTINUOUS

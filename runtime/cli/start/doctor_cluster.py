@@ -1,8 +1,8 @@
-"""What `holdfast doctor` checks of a cluster: whether Spark's traffic and our streams are protected.
+"""Checks of a cluster for `holdfast doctor`: whether Spark's traffic and our streams are protected.
 
-Spark sends the secret of a run to its workers with the task, so whatever can read or forge Spark's traffic can read or
-forge ours. Nothing is started here: the check reads settings where a run would read them, and opens and closes a
-connection to the master.
+Spark sends the secret of a run to its workers with the task, so a program that can read or forge Spark's traffic can
+read or forge ours. Nothing is started here: the check reads settings where a run would read them, and opens and closes
+a connection to the master.
 
 Source: docs/guarantees.md (who is trusted).
 """
@@ -32,7 +32,7 @@ class Check:
     found: str
     next: str | None = None
     exit_status: int = Unavailable.exit_status
-    """Of the command, if the check fails."""
+    """Exit status of the command if the check fails."""
 
 
 def cluster(master: str | None, environment: Mapping[str, str], reported: Mapping[str, str]) -> Iterator[Check]:

@@ -1,10 +1,10 @@
-"""What `holdfast doctor JOB.py` checks of a job: its secrets, and every source and sink, as a start would find them.
+"""Checks of a job for `holdfast doctor JOB.py`: its secrets, and every source and sink, as a start would find them.
 
-Each source is opened; of one that finds files or topics, the list of a first start is made in a temporary folder. Each
-target is looked at through the sink's `probe`, which creates and changes nothing. Of a sink without the trait only the
-plan is checked. A target that belongs to another sink is reported. Where a source removes old records by itself, the
-last checkpoint of the job is compared with what it removes soon; of a job that runs, the driver's own findings are
-repeated.
+Each source is opened. For a source that finds files or topics, the list of a first start is made in a temporary folder.
+Each target is looked at through the sink's `probe`, which creates and changes nothing. For a sink without the trait,
+only the plan is checked. A target that belongs to another sink is reported. If a source removes old records, the last
+checkpoint of the job is compared with the records that it removes soon. For a running job, the driver's own findings
+are repeated.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def ship_by_value(folder: Path, *, local: bool = False) -> tuple[JobModule, ...]
         local: Workers are processes of this machine, not of Spark, which has a cloudpickle of its own.
 
     Returns:
-        What the plan has to carry, so that they are found by name there: of each module but packages.
+        The modules that the plan has to carry, so that workers find them by name: all but packages.
     """
     from holdfast.runtime.plan.code import JobModule
 

@@ -1,4 +1,4 @@
-"""What a job's file changes against the last checkpoint: names, settings, what a run accepts, what it refuses.
+"""Compares a job's file with the last checkpoint: names, settings, changes that a run accepts or refuses.
 
 A checkpoint of an older version lacks the identity of state or the shape of the plan. Whatever it lacks is reported as
 not known, never as unchanged.
@@ -36,7 +36,7 @@ def changes(
     """Compare a plan with the history of its job.
 
     Args:
-        given: What the start would give up.
+        given: State that the start would drop.
 
     Returns:
         Names added and removed, and numbers before and now (None: no checkpoint holds them, or no difference);

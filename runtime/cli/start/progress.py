@@ -203,11 +203,11 @@ class Progress:
         self._recoveries = 0
         self._starting = Starting(self._during_start, IN_PLACE_S if self._in_place else REPEAT_S)
         self._epoch: int | None = None
-        """Of the last status."""
+        """Epoch of the last status."""
         self._explained: set[str] = set()
         """Numbers that were explained in this run."""
         self._problems: dict[str, str] = {}
-        """What was reported and lasts, by code."""
+        """Reported problems that last, by code."""
         self._stopping_since: float | None = None
         self._stop_waits_on: frozenset[str] | None = None
         self._open = False
@@ -288,7 +288,7 @@ class Progress:
             self.note(words)
 
     def _note_problems(self, shown: Mapping[str, Any]) -> None:
-        """Report each problem when it begins and when it is gone, not each attempt in between.
+        """Report each problem when it begins and when it is over, not each attempt in between.
 
         A slow function would come and go with every batch; `status` and `explain` name it.
         """

@@ -5,7 +5,7 @@ few lines that matter. They go to a file instead, which is removed unless a run 
 configured Spark's logging, or starts the job with spark-submit, gets that configuration.
 
 The JVM reads its configuration once and lives as long as the process. So there is one file for all runs of a process,
-and it stays until the process exits. What a killed process leaves is removed by the next one.
+and it stays until the process exits. The next process removes the files of a killed one.
 
 Source: Spark, SPARK_SUBMIT_OPTS; Log4j 2, configuration with properties.
 """
@@ -81,8 +81,8 @@ class _Place:
     """The folder with the log of this process's JVM; removed when the process exits unless it is kept.
 
     It holds a file that is locked for as long as the process lives, and that a folder to be kept does not have. The
-    file gets its name only once it is locked: another process would take an unlocked one for that of a killed process.
-    Where files cannot be locked, it never gets that name, and the folder of a killed process stays.
+    file gets its name only once it is locked: another process would assume that an unlocked file belongs to a killed
+    process. Where files cannot be locked, it never gets that name, and the folder of a killed process stays.
     """
 
     def __init__(self) -> None:

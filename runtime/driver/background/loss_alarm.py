@@ -54,7 +54,7 @@ class LossAlarm:
         self._manifest: Manifest | None = None
         self._busy, self._look_at = False, 0.0
         self.kept: Mapping[Place, Kept] = {}
-        """What the last look showed."""
+        """Records that the partitions keep, as of the last look."""
         self.risks: Mapping[Place, Risk] = {}
         """The alarms now."""
 

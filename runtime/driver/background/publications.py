@@ -27,7 +27,7 @@ RETRY_S = 2.0
 
 
 class Publications:
-    """What one run publishes.
+    """Publications of one run.
 
     Args:
         lane: Returns the lane of the publications; it opens, uses and closes the publishers.

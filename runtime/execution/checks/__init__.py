@@ -1,4 +1,4 @@
 """The checks of a start, one per module, each a function of the facts that returns why the start is refused, or None.
 
-`ordered.py` has their order. What they need of the outside world is a fact; what acts is in `prepare.py`.
+`ordered.py` has their order. Everything that they need of the outside world is a fact; `prepare.py` acts.
 """

@@ -25,7 +25,7 @@ def refusals(job: str, outputs: Sequence[SinkSpec], origins: Sequence[joblog.Ori
     """Return why such sinks are refused.
 
     Args:
-        origins: The newest is the last. What their checkpoints did not say is not compared.
+        origins: The newest is the last. Targets that their checkpoints do not record are not compared.
     """
     refused = []
     for spec in outputs:

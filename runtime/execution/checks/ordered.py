@@ -37,11 +37,11 @@ from holdfast.runtime.execution.facts import Facts
 Check: TypeAlias = Callable[[Facts], HoldfastError | None]
 
 OF_SETTINGS: tuple[Check, ...] = (own_root.check, state_memory.check, microbatch.check)
-"""Of plan and settings alone; `holdfast plan` shows no plan that they refuse."""
+"""Checks of plan and settings alone; `holdfast plan` shows no plan that they refuse."""
 ANY_JOB: tuple[Check, ...] = (private_memory.check, *OF_SETTINGS, savepoint.check)
-"""Of every start; nothing is opened before the last one. Then the job log decides what follows."""
+"""Checks of every start; nothing is opened before the last one. Then the job log decides which checks follow."""
 OF_A_FINISHED_JOB: tuple[Check, ...] = (finished_rows.check,)
-"""Of a job that is not run again, instead of those that follow."""
+"""Checks of a job that is not run again; they replace the checks below."""
 BEFORE_TARGETS: tuple[Check, ...] = (
     fork_targets.check,
     key_groups.check,
@@ -55,9 +55,9 @@ BEFORE_TARGETS: tuple[Check, ...] = (
     sources.check,
     inputs.check,
 )
-"""Against the history of the job and its sources: nothing is created."""
+"""Checks against the history of the job and its sources; nothing is created."""
 OF_TARGETS: tuple[Check, ...] = (moved_targets.check, rivals.check, adoption.check, holdings.check)
-"""Of targets that exist."""
+"""Checks of targets that exist."""
 ALL = (*ANY_JOB, *OF_A_FINISHED_JOB, *BEFORE_TARGETS, *OF_TARGETS)
 
 
