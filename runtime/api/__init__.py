@@ -1,4 +1,4 @@
-"""What users write: the app, its streams, keyed and windowed streams.
+"""The API for users: the app, its streams, keyed and windowed streams.
 
 A method refuses what cannot work and adds a node to the graph. No logic of the data plane, no I/O.
 """

@@ -47,7 +47,7 @@ from holdfast.sinks.contract.sink import Sink, not_a_sink
 
 @dataclass(frozen=True)
 class _Times:
-    """What `app.source` is given about event time."""
+    """Event-time arguments of `app.source`."""
 
     event_time: str | pl.Expr | None
     out_of_orderness: Duration | None
@@ -184,9 +184,9 @@ class App:
                 undecodable.
             out_of_orderness: How far a record's event time may lie behind that of records before it. Default: "0s".
             watermark: Instead of out_of_orderness, a column or row-wise expression of type timestamp[us, UTC]: a time
-                before which no later record of the same partition happened. Null: the record does not tell.
+                before which no later record of the same partition happened. Null: the record gives no watermark.
             idle_after: Silence after which a partition no longer holds back time.
-            on_error: What happens to a record that cannot be read as a row, for example because of a null in a column
+            on_error: Policy for a record that cannot be read as a row, for example because of a null in a column
                 without nulls: "fail" ends the job, "drop" skips the record and counts it, "dlq" makes it a dead letter.
                 Default: "dlq" if the app has a DLQ, else "fail".
             partitioned_by: Columns by which writers to the source choose the partition: records that agree in them are
@@ -216,8 +216,8 @@ class App:
     ) -> Table:
         """Start a table from a source: each record replaces the row with its key, or deletes it.
 
-        Of the records with one key, the one that arrives last counts. So records of one key belong into one partition,
-        as in `hf.Log(..., key=)`: between partitions there is no order.
+        If several records have the same key, the last one to arrive counts. So all records of a key belong in one
+        partition, as in `hf.Log(..., key=)`: between partitions there is no order.
 
         Args:
             name: Identity of the source: offsets are kept under it.
@@ -229,7 +229,7 @@ class App:
                 the source has it. The table is without it.
             out_of_orderness: As for `app.source`, like the next two.
             idle_after: Silence after which a partition no longer holds back time.
-            on_error: What happens to a record that cannot be read as a row.
+            on_error: Policy for a record that cannot be read as a row.
 
         Raises:
             ConfigError: the name is taken or malformed, or the source's columns cannot be used.

@@ -1,9 +1,9 @@
 """Python functions in streams: the checks before the job runs.
 
 A function is called with one row (`map`, `flat_map`, `filter`) or one batch (`map_batches`), and its results are
-checked against the columns it declares. What it computes is up to the user: it must return the same result for the same
-row whenever that row is read again, and in `map_batches` the result for a row must depend on that row alone, because
-batch boundaries differ after a failure.
+checked against the columns it declares. The user defines its result. The function must return the same result whenever
+the same row is read again. In `map_batches`, the result for a row must depend on that row alone, because batch
+boundaries differ after a failure.
 
 Functions are refused on upsert streams: a delete there is a row without values, and functions do not expect that.
 

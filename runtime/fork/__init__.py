@@ -1,4 +1,4 @@
 """A fork: a new job under the same root, from a checkpoint of another one, which is only read.
 
-What the new job is, checkpoint/forks.py decides; here its objects are copied and its log is created.
+checkpoint/forks.py decides the contents of the new job; this package copies its objects and creates its log.
 """

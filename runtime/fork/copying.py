@@ -28,7 +28,7 @@ AGAIN = "check the store, then fork again"
 
 @dataclass
 class Copied:
-    """What was copied so far."""
+    """Objects copied so far."""
 
     objects: int = 0
     bytes: int = 0

@@ -39,7 +39,7 @@ from holdfast.runtime.rows.dead_letters import Refused
 
 _ROW = re.compile(r"(?:In CSV column #\d+: )?(?:Row #\d+: )?(?:CSV parse error: )?(?:Row #\d+: )?")
 _MARK = b"\xef\xbb\xbf"
-"""What some programs write before UTF-8."""
+"""The byte order mark that some programs write before UTF-8."""
 
 
 def header_of(line: bytes) -> list[str]:

@@ -52,8 +52,8 @@ def without_nulls(
     """Return the rows without those that have a null where the schema allows none; these are refused.
 
     Args:
-        places: Of the rows, in `why`.
-        state: Says of a row and a column with a null what the value is.
+        places: The places of the rows in `why`.
+        state: Returns the word for the value of a row and a column that has a null.
     """
     nulls: dict[int, str] = {}
     for field, column in zip(schema, columns, strict=True):

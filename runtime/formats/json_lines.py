@@ -59,7 +59,7 @@ Times = Literal["rfc3339", "s", "ms", "us"]
 TIMES: tuple[Times, ...] = ("rfc3339", "s", "ms", "us")
 _BLANKS = b" \t\r\n"
 _BREAKS = bytes.maketrans(b"\r\n", b"\t\t")
-"""A tab is a blank between tokens, and forbidden in strings, as line breaks are: what is valid stays so."""
+"""Line breaks to tabs. Both are blanks between tokens, and both are forbidden in strings, so valid text stays valid."""
 _ROW = re.compile(r",? ?in row \d+$")
 TIME_OF_DAY = pa.time64("us")
 _TIME_OF_DAY = r"^([01]\d|2[0-3]):[0-5]\d(:[0-5]\d(\.\d+)?)?$"
@@ -210,7 +210,7 @@ def _is_utf8(values: pa.BinaryArray) -> bool:
 
 
 def _refuse_what_is_ignored(text: bytes, lines: Sequence[bytes]) -> None:
-    """Refuse what is no JSON, but what the reader takes in fields that are no columns. Raises Unfit."""
+    """Refuse invalid JSON that the reader accepts in fields that are not columns. Raises Unfit."""
     if not text.isascii():
         try:
             text.decode("utf-8")

@@ -1,7 +1,7 @@
 """Lists, objects and maps in JSON to columns, as strictly as flat values.
 
-msgspec reads the parts of an object, and tells text from numbers; a part within them becomes a column as a flat value
-does (json_lines.py). Objects without fixed names are maps.
+msgspec reads the parts of an object, and distinguishes text from numbers; a part within them becomes a column as a flat
+value does (json_lines.py). Objects without fixed names are maps.
 
 Pure.
 """

@@ -23,7 +23,7 @@ from holdfast.state.keys.canonical import is_textual
 from holdfast.state.tables.spec import ColumnSpec
 
 WHERE = " where"
-"""Behind the function of an aggregate with a filter, so that versions without filters take it for another one."""
+"""Behind the function of an aggregate with a filter, so that versions without filters treat it as another aggregate."""
 EVENT_TIME: Any = None
 """Stands for the column with the event time."""
 _ROLES = ("", "by")

@@ -2,8 +2,8 @@
 
 State is a dataclass; each of its fields is a column of state, so it is stored as other state is, shown under the names
 of its fields, and evolves by field: a field that was added later begins as `init()` has it; one that may be null has to
-begin as None, because its column does not tell null from no value yet. A key without rows is not stored as a state: it
-counts as `init()`.
+begin as None, because its column does not distinguish null from no value yet. A key without rows is not stored as a
+state: it counts as `init()`.
 
 `add` takes the rows of a key one by one, in the order in which they arrive, which may differ after a failure for rows
 of different partitions; `merge` joins states of sessions. So both must not depend on order. The functions must return

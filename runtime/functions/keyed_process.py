@@ -9,8 +9,8 @@
         @quiet.fires
         def forget(self, ctx): ...
 
-What a class declares is a description: at run time the operator gives each copy of the object its own state, under the
-same attributes (runtime/operators/process/operator.py). Outside a running function every access is refused.
+The attributes of a class are only declarations: at run time the operator gives each copy of the object its own state,
+under the same attributes (runtime/operators/process/operator.py). Outside a running function every access is refused.
 
 Pure.
 Source: API.md; docs/decisions/0065-keyed-functions.md.
@@ -48,7 +48,7 @@ _MUTABLE = (list, dict, set, bytearray, np.ndarray)
 
 
 class Context(Protocol):
-    """What a keyed function may ask and do while it handles a record or a timer."""
+    """Values and actions available to a keyed function while it handles a record or a timer."""
 
     @property
     def key(self) -> Any:
@@ -65,7 +65,8 @@ class Context(Protocol):
     def now(self) -> datetime:
         """Return the processing time: the worker's clock. It never goes back, also if the key moves to another host.
 
-        A rewind takes back the times that it undoes. What is handled again after a failure sees the time of then.
+        A rewind takes back the times that it undoes. A record that is handled again after a failure sees the time of
+        the new attempt.
         """
 
     def random(self) -> float:
@@ -307,7 +308,7 @@ class KeyedProcess(Generic[In, Out], metaclass=_Kind):
 
 @dataclass(frozen=True)
 class Declaration:
-    """What a keyed function declares."""
+    """State and timers that a keyed function declares."""
 
     values: Mapping[str, Value[Any]] = field(default_factory=dict)
     lists: Mapping[str, List[Any]] = field(default_factory=dict)

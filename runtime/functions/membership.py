@@ -2,7 +2,7 @@
 
 A value sets some bits of the filter, which follow from its hash. A value whose bits are all set may have been seen; one
 with a bit that is not set has not. State is a sorted list of the bits that are set, and all bits once these are
-shorter. It follows from the set of values alone: order, batches and merges do not change it, nor does a replay.
+shorter. It follows from the set of values alone: order, batches, merges and replays do not change it.
 
 The result is a state behind a header with all that `may_contain` needs: it asks a filter from anywhere. The hashes are
 those of approx_distinct, and a part of the format.

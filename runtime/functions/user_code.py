@@ -51,7 +51,7 @@ def called(function: Any, group: int | None, given: str, *arguments: Any) -> Any
 
     Args:
         group: The state at fault if it fails, if only one can be.
-        given: What it was called with, for messages.
+        given: Its arguments, described for messages.
 
     Raises:
         CannotFold: it failed, or returned nothing.

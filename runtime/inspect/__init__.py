@@ -1,5 +1,5 @@
-"""What a job has stored: log, checkpoints and the state of operators, and embedded logs: read, compared and sized.
+"""Reads, compares and measures stored data: a job's log, checkpoints and operator state, and embedded logs.
 
-Only what is committed is seen, without the job's code, so a running job is not disturbed. Nothing here writes to a job;
-what a job is doing now is in `job/`.
+Only committed data is read, without the job's code, so a running job is not disturbed. Nothing here writes to a job;
+`job/` reports the activity of a running job.
 """

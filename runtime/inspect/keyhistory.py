@@ -52,7 +52,7 @@ class Beyond(NamedTuple):
 
 @dataclass(frozen=True)
 class History:
-    """What retained checkpoints know of a key.
+    """The states of a key in the retained checkpoints.
 
     Args:
         states: Newest first.

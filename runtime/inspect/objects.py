@@ -1,4 +1,4 @@
-"""Objects of a checkpoint, at hand for as long as a reader needs them.
+"""Objects of a checkpoint, held for as long as a reader needs them.
 
 A running job deletes the objects of expired checkpoints. A reader that holds all its objects before it gives its first
 row is never left with part of an answer.

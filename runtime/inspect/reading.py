@@ -1,6 +1,6 @@
 """Reads the state of an operator as of a checkpoint, also while the job runs.
 
-`at_checkpoint` finds the checkpoint and gathers what the read needs. Until everything is at hand the checkpoint may
+`at_checkpoint` finds the checkpoint and gathers what the read needs. Until all its objects are held, the checkpoint may
 expire; then a read without a chosen epoch starts over on the newest checkpoint, and one with a chosen epoch is refused.
 
 Invariants
@@ -86,7 +86,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Reading:
-    """The state of one operator, with everything at hand.
+    """The state of one operator, with all objects that it needs.
 
     Args:
         parts: In the order of their key groups.
@@ -162,7 +162,7 @@ def reading_of(
     key: str | None = None,
     key_groups: tuple[int, int] | None = None,
 ) -> Reading:
-    """Return the state of an operator, with everything at hand.
+    """Return the state of an operator, with all objects that it needs.
 
     Args:
         wanted: As for `at_checkpoint`.

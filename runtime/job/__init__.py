@@ -1,5 +1,5 @@
 """A job as it is now: its status and what explains it, requests to it, names of its checkpoints, dead letters.
 
 It reads what the driver publishes, and sends requests. `SavepointNamed` is the only record that it appends to a job
-log. What a job has stored is read in `inspect/`; a run is started in `execution/`.
+log. `inspect/` reads the stored data of a job; `execution/` starts a run.
 """

@@ -57,7 +57,7 @@ class Finding:
     code: str
     what: str
     next: str | None
-    """What to do about it; None if nothing needs to be done."""
+    """The next step; None if no action is needed."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the finding as JSON-able values."""

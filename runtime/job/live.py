@@ -26,7 +26,7 @@ from holdfast.model import DriverProcess
 SCHEMA = 1
 PATH = "live.json"
 BYTES_MAX = 64 << 20
-"""Of the file: that of 1,000 workers and 10,000 partitions has a tenth. Others may write a larger one."""
+"""Limit for the file, which other programs may write too; 1,000 workers and 10,000 partitions take a tenth of it."""
 Number = int | float
 """A count or a time; JSON has one kind of number."""
 State = Literal["starting", "running", "recovering", "stopped", "finished", "failed", "unreachable"]
@@ -59,16 +59,16 @@ class Worker(msgspec.Struct, frozen=True):
     pid: int
     role: str
     subtasks: tuple[int, ...] = ()
-    """What it runs."""
+    """The subtasks that it runs."""
     follows: tuple[int, ...] = ()
     """The subtasks whose state a standby follows."""
     rss_bytes: int | None = None
     state_bytes: int | None = None
     """All tables, in memory or swapped out; None before the worker has a subtask."""
     lag_epochs: int | None = None
-    """Of a standby: how many completed epochs its oldest copy lacks."""
+    """For a standby: how many completed epochs its oldest copy lacks."""
     lag_bytes: int | None = None
-    """Of a standby: the stored bytes that its copies lack."""
+    """For a standby: the stored bytes that its copies lack."""
     how: str | None = None
     first_record_at: int | None = None
     refused: str | None = None
@@ -92,9 +92,9 @@ class SourceRow(msgspec.Struct, frozen=True):
     lost: int | None = None
     """Offsets that the source had removed before they were read, in the whole history of the job."""
     called: str | None = None
-    """What the source's system calls the partition, where the number is one of the source's own."""
+    """The name of the partition in the source's system, if the number is one of the source's own."""
     unit: str | None = None
-    """What offsets and lag count: records or bytes; None: a version that did not note it wrote this."""
+    """Unit of offsets and lag: records or bytes; None: a version that did not record the unit wrote this."""
 
     @property
     def shown(self) -> str:
@@ -166,7 +166,7 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """What a worker waits for."""
+    """A worker that the driver waits for, and what the worker is busy with."""
 
     worker: str
     subtask: int | None
@@ -244,7 +244,7 @@ class Repairing(msgspec.Struct, frozen=True):
 
 
 class Activity(msgspec.Struct, frozen=True, kw_only=True):
-    """What the driver waits for; only the driver knows that, and only while it runs."""
+    """Work and waits of the driver, which only the driver knows, and only while it runs."""
 
     records_in: int | None = None
     epochs_given_up: int | None = None

@@ -31,7 +31,7 @@ from holdfast.storage.hashed import fits_hash, with_hash
 
 FOLDER = "requests"
 BYTES_MAX = 64 << 10
-"""Of a request, and of an answer; they have a few hundred. Everyone who may write to the root may write more."""
+"""Limit for a request and for an answer. Each has a few hundred bytes, but any user of the root may write more."""
 KEPT_US = 3_600_000_000
 """How long a request and its answer stay, microseconds."""
 UNREADABLE_AFTER = 3

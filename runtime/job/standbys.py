@@ -1,4 +1,4 @@
-"""What the status reports of standbys.
+"""Standbys as the status reports them.
 
 Pure: values in, values out.
 Source: API.md, JSON `status`; docs/decisions/0054-standbys.md.

@@ -1,4 +1,4 @@
-"""What a job waits for that was asked to stop: its last epoch is delivered first, which a sink may refuse without end.
+"""Explains why a stopping job still waits: it delivers its last epoch first, and a sink may keep refusing it.
 
 Pure: a status in, a finding out.
 Source: API.md, `holdfast run`; DESIGN section 13 (`--once` and `stop` wait for delivery).
@@ -20,7 +20,7 @@ _SYMPTOMS = GOOD | {"ending", "delivery_full", "event_time_held"}
 
 @dataclass(frozen=True)
 class StopWaits:
-    """What a stop waits for."""
+    """The reason why a stop waits."""
 
     on: frozenset[str]
     """The sinks, or the code of the finding: the same while only the words change, such as a number of seconds."""

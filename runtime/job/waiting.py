@@ -1,4 +1,4 @@
-"""What a running job waits for, as part of its status: the epoch being closed, workers being launched, a backlog.
+"""Waits of a running job, as part of its status: the epoch being closed, workers being launched, a backlog.
 
 `holdfast explain` turns it into sentences. Times are durations since the event, by the driver's clock.
 
@@ -30,7 +30,7 @@ def busy_with(marks: Iterable[str]) -> list[tuple[str, str, str]]:
     """Return code, sentence and advice for each function or read with which a worker has been busy for seconds.
 
     Args:
-        marks: What holds workers up, as their heartbeats say.
+        marks: Functions and reads that keep workers busy, as their heartbeats report.
     """
     long = sorted({each for each in marks if each.startswith((FUNCTION, SOURCE)) or each == INTERPRETER})
     advice = "find out what it computes or waits for; a worker that is busy with it for longer than hung_after_ms is "

@@ -59,7 +59,7 @@ class Board:
 
     Args:
         marks: All possible marks.
-        descriptor: Of the page, if the companion was forked with it; None: it is created.
+        descriptor: File descriptor of the page, if the companion was forked with it; None: the page is created.
     """
 
     def __init__(self, marks: Sequence[str], descriptor: int | None = None) -> None:

@@ -38,7 +38,7 @@ _log = logging.getLogger("holdfast.control")
 
 
 class _Report(msgspec.Struct, frozen=True):
-    """What a companion sends; see messages.Vitals."""
+    """Report of a companion; see messages.Vitals."""
 
     state: Literal["held", "hung", "ended", "lost"]
     mark: str | None

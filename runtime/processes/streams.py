@@ -226,7 +226,7 @@ def close_listener(listener: socket.socket) -> None:
 def connect(
     address: Sequence[str | int], credentials: Credentials, hello: bytes, silent_after_s: float = HANDSHAKE_TIMEOUT_S
 ) -> Stream:
-    """Connect and authenticate both ends; `hello` tells the peer the purpose of the stream.
+    """Connect and authenticate both ends; `hello` announces the purpose of the stream to the peer.
 
     Args:
         silent_after_s: For how long to retry while the peer's system does not answer; one attempt is always complete.

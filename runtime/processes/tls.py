@@ -35,7 +35,7 @@ CHUNK_BYTES = 64 * 1024
 
 @dataclass(frozen=True, repr=False)
 class Credentials:
-    """What only the processes of this run know: a secret and, if streams are encrypted, a key pair as PEM."""
+    """Secrets of the processes of this run: a secret and, if streams are encrypted, a key pair as PEM."""
 
     secret: bytes
     certificate: bytes | None = None

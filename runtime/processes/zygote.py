@@ -37,7 +37,7 @@ from holdfast.runtime.wire.processes import die_with_parent
 PACKET_BYTES_MAX = 64 * 1024
 ERROR_CHARS_MAX = 2_000
 SHARED = ("encodings.idna", "pyarrow.compute", "pyarrow.ipc", "cloudpickle", "holdfast.runtime.processes.host")
-"""What a driver needs too: imported before the zygote is forked from it."""
+"""Modules that a driver needs too: imported before the zygote is forked from it."""
 PRELOADED = (
     *SHARED,
     "polars_hash",
@@ -163,7 +163,7 @@ class _Zygote:
         self._connection, self._own = connection, os.getpid()
         self._task = -1
         self._pids: dict[int, int] = {}
-        """Of launches that have not ended."""
+        """Process ids of the launches that have not ended."""
         self._woken, self._waking = os.pipe()
         for end in (self._woken, self._waking):
             os.set_blocking(end, False)
@@ -282,12 +282,12 @@ def packed(run: Run) -> bytes:
 
 
 def module_path() -> list[str]:
-    """Return the module path of this process without what is no text, which Python ignores."""
+    """Return the module path of this process without entries that are not text, which Python ignores."""
     return [each for each in sys.path if isinstance(each, str)]
 
 
 def _umask() -> int:
-    """Return the umask of this process; os.umask() tells it only by changing it, for all threads."""
+    """Return the umask of this process; os.umask() returns it only by changing it, for all threads."""
     with open("/proc/self/status", "rb") as status:
         return next(int(line.split()[1], 8) for line in status if line.startswith(b"Umask:"))
 

@@ -64,7 +64,7 @@ def source_rows(there: Manifest, here: Manifest, sources: Sequence[SourceSpec]) 
 
 
 def first_missing(rows: Iterable[Mapping[str, Any]]) -> str | None:
-    """Report the records to read again that are gone; None if none are known to be."""
+    """Report records that would have to be read again but no longer exist; None if no such records are known."""
     for row in rows:
         if row["available"] is False:
             where, first = f"source {row['name']!r}, partition {row['partition']}", row["to_offset"] or 0
@@ -138,7 +138,7 @@ def _starts(back: Sequence[SourcePosition], sources: Sequence[_Opened]) -> dict[
 
 
 def _lost(again: Iterable[_Place], sources: Sequence[_Opened]) -> dict[_Place, str]:
-    """Return why they are gone, for partitions that are and of which records would be read again."""
+    """Return the reason for each partition that no longer exists and has records to read again."""
     found: dict[_Place, str] = {}
     for spec, opened in sources:
         for source, partition in again:

@@ -100,7 +100,7 @@ def rewind_stopped(
 
     Args:
         job: The log as it was when the plan was made; if it has changed since, nothing is done.
-        tell: Replaces `live.json`.
+        tell: Publishes a status as `live.json`.
         adopted: Owners of other histories whose targets may be taken over.
 
     Raises:

@@ -34,7 +34,7 @@ Form = Literal["record", "row", "text", "bytes"]
 readable text; the record's bytes as the source had them."""
 
 OnError = Literal["fail", "dlq", "drop"]
-"""What happens to a record that cannot be decoded, or to a row that a function fails on."""
+"""Policy for a record that cannot be decoded, or for a row that a function fails on."""
 
 DEAD_LETTERS = pa.schema(
     [

@@ -76,7 +76,7 @@ class Row(tuple[Any, ...]):
 
 
 class RowsOf(Generic[T]):
-    """What has rows that Python functions see as `T`; for type checkers."""
+    """Has rows that Python functions see as `T`; for type checkers."""
 
     __slots__ = ()
 

@@ -54,7 +54,7 @@ ALIAS = "holdfast.alias"
 RESERVED = frozenset({"_error", "_form", "_raw", "_op", "_row"})
 """Names in the data that batches have for themselves."""
 _CHOSEN: dict[type, pa.DataType] = {str: pa.utf8(), int: pa.int64(), bool: pa.bool_(), bytes: pa.binary()}
-"""What an Enum or a Literal may consist of."""
+"""Types that the values of an Enum or a Literal may have."""
 _INT64_MAX = 2**63
 
 

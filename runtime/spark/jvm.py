@@ -42,7 +42,7 @@ _LAST_WORDS_S = 2.0
 JVM_ENDS_WITHIN_S = 20.0
 """A JVM that needs longer after its standard input was closed is killed."""
 CHILDREN_END_WITHIN_S = 2.0
-"""Of a JVM that has ended: its Python daemons. What functions of the user started may stay for longer."""
+"""Time for the Python daemons of a JVM that has ended. Processes that a user's functions started may stay longer."""
 _POLL_S = 0.05
 _STDERR = 2
 _under_way: list[threading.Thread] = []

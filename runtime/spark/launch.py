@@ -65,7 +65,7 @@ def start_context(
 
     Args:
         workers: How many tasks run at the same time; without a master there is a slot for each, and one more.
-        settings: What takes the place of the settings for resident workers, where the user gave none.
+        settings: Defaults that replace those for resident workers, for settings that the user did not give.
         note: Receives a line for the user at each step.
 
     Raises:

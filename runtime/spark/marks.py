@@ -1,4 +1,4 @@
-"""Tells Spark which function the Python process of a task runs, and ends a process in which one call lasts too long.
+"""Reports to Spark which function the Python process of a task runs, and ends a process in which a call takes too long.
 
 With `spark.sql.execution.pyspark.udf.faulthandler.enabled`, Spark names a file to every Python process and quotes it in
 the error of the task if that process ends unexpectedly. Here the file holds the mark of the running function. A process
@@ -80,7 +80,7 @@ class Ended(NamedTuple):
     at: At | None = None
     """The rows that the function was called for."""
     fatal: str = ""
-    """What Python's faulthandler reported last."""
+    """The last report of Python's faulthandler."""
 
     @property
     def how(self) -> str:
@@ -89,13 +89,13 @@ class Ended(NamedTuple):
 
     @property
     def what(self) -> str:
-        """What happened, without the subject."""
+        """The event as a clause without its subject."""
         how = "was ended because one call lasted longer than hung_after_ms" if self.hung else "ended unexpectedly"
         return f"{how}, while it ran {described(self.mark)}"
 
     @property
     def advice(self) -> str:
-        """What to do about it."""
+        """The next step."""
         return advice_for("hung" if self.hung else "ended")
 
 

@@ -1,7 +1,7 @@
 """Check whether the Spark master of a URL is reachable, before Spark tries for minutes.
 
 Spark's client of a standalone master retries for a minute and then stops its own context from another thread; the
-driver sees only a connection refused by its own JVM. A connection attempt of a second tells more.
+driver sees only a connection refused by its own JVM. A connection attempt of one second gives a better reason.
 
 Source: Spark's manual, "Submitting Applications" (master URLs) and "Spark Standalone Mode" (several masters).
 """

@@ -1,8 +1,8 @@
 """Microbatch mode in one thread: the production host and tasks, with a Spark that tests can break.
 
-A task runs as a whole when the seed picks it. What tasks send to each other is kept in its encoded form and handed over
-in any order, as Spark's shuffle may do. With `losses` the output of a task that has ended may be lost, so that it runs
-again while others have read what it sent first; with `twice` a task may run twice, and either attempt may win.
+A task runs as a whole when the seed picks it. Messages between tasks are kept encoded and delivered in any order, as
+Spark's shuffle may do. With `losses` the output of a task that has ended may be lost, so that it runs again while
+others have read what it sent first; with `twice` a task may run twice, and either attempt may win.
 
 Source: docs/decisions/0047-microbatch.md; PROTOCOL P26.
 """
@@ -32,7 +32,7 @@ _PLACE = "here"
 
 @dataclass
 class Faults:
-    """What happens to the tasks of a job; chances between 0 and 1."""
+    """Probabilities of faults in the tasks of a job, between 0 and 1."""
 
     losses: float = 0.0
     """The output of a task is lost after another one has read it, so that it runs again."""
@@ -66,7 +66,7 @@ class StepJobs:
         self._job: _Job | None = None
         self.faults = Faults()
         self.budget: Budget | None = None
-        """Of the state of a task."""
+        """Memory budget for the state of a task."""
 
     def run(self, job: int, batch: Batch) -> None:
         """See Jobs.run."""

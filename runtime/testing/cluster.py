@@ -269,9 +269,9 @@ class Cluster:
         """Kill the driver with all workers, and start another one from the log.
 
         Args:
-            plan: Of changed code; None: the code is the same.
+            plan: The plan of changed code; None: the code is the same.
             drop_state: As for `holdfast run --drop-state`, if there is a plan.
-            partitions: Of the sources of changed code; None: they are the same.
+            partitions: Partitions of the sources of changed code; None: they are the same.
 
         Raises:
             ConfigError: the changed code cannot read the state; nothing was killed.

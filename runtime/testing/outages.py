@@ -1,4 +1,4 @@
-"""What a sink or a source promises about a server that fails, as tests that run against a real one.
+"""Promises of a sink or a source about a server that fails, as tests that run against a real one.
 
     @sink_outages
     def test_outages(promise, sink_kit, outages):
@@ -35,7 +35,7 @@ LOOK_EVERY_S = 0.05
 ATTEMPTS = 2
 """At least: the first one finds a broken connection, the second one none."""
 PASSWORD = "a-password-that-no-message-shows"
-"""What `Outages.refused` has to use where there are passwords: no message may repeat it."""
+"""The password that `Outages.refused` has to use, if there are passwords; no message may repeat it."""
 
 Block = Callable[[], AbstractContextManager[object]]
 T = TypeVar("T")
@@ -46,7 +46,7 @@ class Outages:
     """How a test makes the server of a sink or a source fail. None: it cannot, and the promise is not tested.
 
     Args:
-        away: Within the block, nobody reaches the server, and connections that are open end.
+        away: Within the block, the server is unreachable, and open connections end.
         restart: Ends the server as a crash does, and starts it again with all that it has confirmed.
         refused: Within the block, the server refuses the user, also on connections that are open.
         unanswered: Within the block, the server carries out what it is asked, but its answers are lost.
@@ -82,7 +82,7 @@ def waits_while_its_server_is_away(kit: SinkKit, outages: Outages) -> None:
 
 
 def keeps_what_was_delivered_over_a_restart(kit: SinkKit, outages: Outages) -> None:
-    """What was confirmed before a crash of the server is there, and the same target delivers."""
+    """Rows that were confirmed before a crash of the server still exist, and the same target delivers again."""
     restart = _given(outages.restart, "restart")
     with kit.target() as target:
         _delivered_at_last(kit, target, 1, ANN)

@@ -1,4 +1,4 @@
-"""What every sink promises, as tests that a connector of any package runs against itself.
+"""Promises of every sink, as tests that a connector of any package runs against itself.
 
     @pytest.fixture
     def sink_kit(tmp_path):
@@ -8,7 +8,7 @@
     def test_numbers(promise, sink_kit):
         promise(sink_kit)
 
-The rows have the columns of `SCHEMA`; those of a sink with a key are told apart by `user`.
+The rows have the columns of `SCHEMA`; `user` is the key of a sink that has one.
 
 Source: sinks/contract/sink.py; PROTOCOL P17, P21, P24; docs/decisions/0032-connectors.md.
 """
@@ -66,7 +66,7 @@ def _needed(name: str, capability: T | None) -> T:
 
 
 def states_what_it_can_do(kit: SinkKit) -> None:
-    """It has what a sink has, and what it can do, or None of it."""
+    """It has every member of a sink; a capability that it lacks is None."""
     assert not_a_sink(kit.sink()) is None
     assert abilities(kit.sink()) == abilities(kit.prepared()), "what it can do does not depend on the target"
     assert kit.sink().where
@@ -120,7 +120,7 @@ def _refuses_columns(look: Callable[[pa.Schema, tuple[str, ...] | None], object]
 
 
 def shows_rows_and_tag_together(kit: SinkKit) -> None:
-    """What was delivered is there, and so is its tag."""
+    """Delivered rows appear together with their tag."""
     with kit.target() as target:
         assert target.delivered() is None
         assert target.deliver(tag(1), [kit.batch(ANN, BEA)]) == Delivered(2)
@@ -147,7 +147,7 @@ def replaces_and_deletes_by_key(kit: SinkKit) -> None:
 
 
 def keeps_equal_rows_without_a_key(kit: SinkKit) -> None:
-    """Rows that are only added are all there."""
+    """Without a key, the target keeps every row."""
     if kit.upsert_key is not None:
         pytest.skip("missing: a sink without a key")
     kit.deliver(1, ANN, ANN)
@@ -155,7 +155,7 @@ def keeps_equal_rows_without_a_key(kit: SinkKit) -> None:
 
 
 def changes_nothing_when_it_is_delivered_again(kit: SinkKit) -> None:
-    """A repeated delivery meets its own tag, and reads no row."""
+    """A repeated delivery finds its own tag and reads no rows."""
     kit.deliver(1, ANN)
     unread = iter([kit.batch(ANN)])
     with kit.target() as target:
@@ -173,7 +173,7 @@ def keeps_writers_and_jobs_apart(kit: SinkKit) -> None:
 
 
 def shows_nothing_of_a_delivery_that_cannot_be_read(kit: SinkKit) -> None:
-    """Rows that cannot all be had are none."""
+    """If the rows of a delivery cannot all be read, none is delivered."""
 
     def broken() -> Iterator[pa.RecordBatch]:
         yield kit.batch(ANN)
@@ -188,7 +188,8 @@ def shows_nothing_of_a_delivery_that_cannot_be_read(kit: SinkKit) -> None:
 
 
 def refuses_what_is_older(kit: SinkKit) -> None:
-    """A zombie's epoch changes nothing, and one of an older timeline ends it; a newer timeline goes on."""
+    """An epoch of a zombie changes nothing, one of an older timeline ends the zombie, and a newer timeline
+    continues."""
     kit.deliver(5, ANN)
     assert kit.deliver(4, BEA) == AlreadyDelivered(tag(5))
     assert kit.deliver(2, BEA, timeline=2) == Delivered(1)
@@ -198,7 +199,7 @@ def refuses_what_is_older(kit: SinkKit) -> None:
 
 
 def continues_only_what_its_writer_knows(kit: SinkKit) -> None:
-    """A target that was restored from a backup, or that a copy of the job wrote to, is noticed (P24)."""
+    """The sink detects a target that was restored from a backup, or that a copy of the job wrote to (P24)."""
     with kit.target() as target:
         assert target.deliver(tag(1), [kit.batch(ANN)], NEVER) == Delivered(1)
         with pytest.raises(Damaged):
@@ -210,7 +211,7 @@ def continues_only_what_its_writer_knows(kit: SinkKit) -> None:
 
 
 def survives_a_crash_at_every_point(kit: SinkKit) -> None:
-    """Before the commit nothing is there; after it all is, and nothing comes twice."""
+    """A crash before the commit leaves no row; a crash after it leaves all rows, and none appears twice."""
     if kit.open is None:
         pytest.skip("missing: a target that calls a fault at the points of a delivery")
     kit.deliver(1, ANN)
@@ -235,7 +236,7 @@ def _crash_at(point: FaultPoint) -> Fault:
 
 
 def goes_on_after_a_lost_reply(kit: SinkKit) -> None:
-    """The same target takes the next epoch, or the same again, and no row comes twice or is missing.
+    """The same target takes the next epoch, or the same one again; no row is duplicated or missing.
 
     It raises Unavailable, or finds out itself whether the commit was made.
     """
@@ -273,7 +274,7 @@ def goes_on_after_a_lost_reply(kit: SinkKit) -> None:
 
 
 def takes_several_epochs_together(kit: SinkKit) -> None:
-    """With `merges`: all rows come with the last tag, and no prefix that is there comes again."""
+    """With `merges`: all rows appear with the last tag; a call whose first epoch was delivered adds nothing."""
     with kit.target() as opened:
         target = _needed("merges", opened.merges)
         epochs = [EpochOutput(tag(1), [kit.batch(ANN)]), EpochOutput(tag(2), [kit.batch(BEA)])]
@@ -284,7 +285,7 @@ def takes_several_epochs_together(kit: SinkKit) -> None:
 
 
 def names_what_was_uploaded(kit: SinkKit) -> None:
-    """With `uploads`: uploaded rows show with the commit that names them, and those of a lost upload come too (P23)."""
+    """With `uploads`: uploaded rows appear with the commit that names them, also the rows of a lost upload (P23)."""
     uploader = _needed("uploads", kit.prepared().uploads)
     parts = [[kit.batch(ANN)], [kit.batch(BEA)], [kit.batch(CAT)]]
     first = uploader.upload(Upload(JOB, "out", 1, 5, 2, "w0", 0), parts[0])
@@ -316,7 +317,7 @@ def takes_output_back(kit: SinkKit) -> None:
 
 
 def can_be_read_back(kit: SinkKit) -> None:
-    """With `audits`: it tells which rows each delivery wrote."""
+    """With `audits`: the sink reports which rows each delivery wrote."""
     audits = _needed("audits", kit.prepared().audits)
     kit.deliver(1, ANN, BEA)
     kit.deliver(2, CAT)

@@ -1,4 +1,4 @@
-"""What every source promises, as tests that a connector of any package runs against itself.
+"""Promises of every source, as tests that a connector of any package runs against itself.
 
     @pytest.fixture
     def source_kit(tmp_path):
@@ -76,7 +76,7 @@ def _opened(kit: SourceKit) -> Iterator[OpenSource]:
 
 
 def _rows(opened: OpenSource, partition: int, offset: int, max_bytes: int = ANY_BYTES) -> dict[int, dict[str, Any]]:
-    """Return the records from an offset on, by their own offsets; checks that they advance and agree."""
+    """Return the records from an offset on, by offset; checks that offsets advance and agree."""
     found: dict[int, dict[str, Any]] = {}
     for _ in range(READS_MAX):
         batch, following = opened.read(partition, offset, max_bytes)
@@ -103,7 +103,7 @@ def _all(opened: OpenSource) -> dict[int, dict[int, dict[str, Any]]]:
 
 
 def states_what_it_can_do(kit: SourceKit) -> None:
-    """It has what a source has, and what its traits name."""
+    """It has every member of a source, and those that its traits name."""
     assert not_a_source(kit.source()) is None
     assert kit.source().where
 
@@ -131,7 +131,7 @@ def has_enough_records_to_be_tested(kit: SourceKit) -> None:
 
 
 def reads_the_same_again_from_every_offset(kit: SourceKit) -> None:
-    """Recovery goes back to an offset: the records behind it are those of before."""
+    """Recovery returns to an offset, and the records after it are the same as before."""
     with _opened(kit) as first, _opened(kit) as second:
         for partition, rows in _all(first).items():
             for offset in [*rows][:20]:
@@ -139,14 +139,14 @@ def reads_the_same_again_from_every_offset(kit: SourceKit) -> None:
 
 
 def cuts_batches_without_losing_a_record(kit: SourceKit) -> None:
-    """With room for one byte a read gives at least one record, and all reads together give all."""
+    """With room for one byte, a read returns at least one record, and all reads together return all records."""
     with _opened(kit) as opened:
         for partition, rows in _all(opened).items():
             assert _rows(opened, partition, opened.retention_start(partition), 1) == rows
 
 
 def ends_where_it_says(kit: SourceKit) -> None:
-    """`end_offsets` lies behind every record that is there, and `ended` is not said before."""
+    """`end_offsets` is after every existing record, and `ended` is not reported before it."""
     with _opened(kit) as opened:
         found, ends = _all(opened), opened.end_offsets()
         assert sorted(ends) == sorted(opened.partitions())
@@ -156,7 +156,7 @@ def ends_where_it_says(kit: SourceKit) -> None:
 
 
 def reads_in_the_background_what_it_reads_at_once(kit: SourceKit) -> None:
-    """A reader gives the same records, inline and ahead, and says so when there are no more."""
+    """A reader returns the same records, inline and ahead, and reports when there are no more."""
     with _opened(kit) as opened:
         for partition, rows in _all(opened).items():
             for slow in (None, _SlowLane()):
@@ -165,7 +165,8 @@ def reads_in_the_background_what_it_reads_at_once(kit: SourceKit) -> None:
 
 
 def goes_back_while_a_read_is_under_way(kit: SourceKit) -> None:
-    """Recovery gives readers up and goes back: the next ones give each record once, whatever was still being read."""
+    """Recovery drops readers and returns to an offset: new readers return each record once, even if a read was in
+    progress."""
     with _opened(kit) as opened:
         for partition, rows in _all(opened).items():
             starts = [*rows][:3]
@@ -202,7 +203,7 @@ def _next(poll: Callable[[int], Read | None], slow: _SlowLane | None) -> Read:
 
 
 def knows_itself_again(kit: SourceKit) -> None:
-    """What was read is recognised by another opening, and another source is not."""
+    """Another opening recognises the source that was read, and rejects another source."""
     with _opened(kit) as first, _opened(kit) as second:
         for partition, rows in _all(first).items():
             for offset in [at + 1 for at in rows][:20]:
@@ -212,7 +213,7 @@ def knows_itself_again(kit: SourceKit) -> None:
 
 
 def has_what_its_traits_name_when_it_is_open(kit: SourceKit) -> None:
-    """What it says of its partitions fits together: `whole_from`, `gone`, `watermark`, `kept` and `appeared`."""
+    """Its reports about partitions are consistent: `whole_from`, `gone`, `watermark`, `kept` and `appeared`."""
     source = kit.source()
     with _opened(kit) as opened:
         for partition in opened.partitions():
@@ -250,7 +251,7 @@ def _counts_what_has_appeared(source: Source, opened: OpenSource) -> None:
 
 
 def takes_more_records_behind_those_it_has(kit: SourceKit) -> None:
-    """Records that are added change nothing before them: not the records, and not what tells the source."""
+    """Records that are added do not change the records before them or the identity of the source."""
     if kit.append is None:
         pytest.skip("missing: a source to which records are added while it is open")
     with _opened(kit) as opened:

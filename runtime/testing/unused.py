@@ -43,7 +43,7 @@ def followed_us(plan: Plan, spec: SourceSpec, tables: Sequence[pa.Table], told: 
 
 
 def _through(spec: SourceSpec, rows: pa.RecordBatch) -> list[int]:
-    """Return the watermark after these records; none if no record tells it."""
+    """Return the watermark after these records; none if no record gives one."""
     if spec.watermark is not None:
         newest = pc.max(times_of(spec.watermark, rows, spec.name, None)).value
         return [] if newest is None else [newest]

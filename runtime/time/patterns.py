@@ -26,8 +26,8 @@ STEPS_MAX = 60
 """Each step has a bit of one integer."""
 TIMES_MAX = 1_000
 PARTIALS = 10_000
-"""Partial matches that a key may have, unless the user gives another limit. A row is compared with each of them, which
-takes milliseconds for so many."""
+"""Partial matches that a key may have, unless the user gives another limit. A row is compared with each of them; for so
+many, that takes milliseconds."""
 PARTIALS_MAX = 1_000_000
 FIRST, THEN, FOLLOWED_BY, NOT_FOLLOWED_BY = "pattern", "then", "followed_by", "not_followed_by"
 _EXAMPLE = '("a", pl.col("kind") == "a")'

@@ -63,7 +63,7 @@ class Limit(NamedTuple):
 
 @dataclass(frozen=True)
 class Look:
-    """What was known at one time."""
+    """Progress of the partitions as known at one time."""
 
     at: float
     partitions: Mapping[Place, Reached]

@@ -18,7 +18,7 @@ from holdfast.state.compiled.memory import address_of, get_u8, put, put_f64, put
 INTEGER, FLOAT, BOOL, STRING = 0, 1, 2, 3
 """How a column is read."""
 MISSING, NULL, GIVEN = 0, 1, 2
-"""What an object has of a column."""
+"""Whether an object has a value for a column."""
 _IGNORED = -1
 _FIELDS_MAX = 64
 """Fields of an object whose columns are remembered for the next object."""
@@ -218,7 +218,7 @@ def parsed(
         names: The names of the columns; they have no quote, no backslash, and ASCII only. `bounds` as `starts`.
         kinds: How each column is read.
         values: Numbers, bits of floats, or the addresses of strings; `sizes` are lengths of strings.
-        states: What each object has of each column; all `MISSING` before.
+        states: Whether each object has a value for each column; all `MISSING` before.
         accepted: Whether an object was read.
 
     Returns:

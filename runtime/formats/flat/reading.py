@@ -19,7 +19,7 @@ Words = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Found:
-    """What was read.
+    """The objects that were read.
 
     Args:
         rows: The indices of the objects that were read, in order.

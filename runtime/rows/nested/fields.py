@@ -1,4 +1,4 @@
-"""What a field of a dataclass holds: its values in Python, the column that they become, and which values fit.
+"""Types of the fields of a dataclass: their values in Python, the column that they become, and which values fit.
 
 | annotation | column | in a function |
 |---|---|---|
@@ -116,7 +116,7 @@ class Chosen(FieldType):
     """Values out of a set: an Enum, whose members functions see, or a Literal.
 
     Args:
-        members: What functions see, by the value in Arrow.
+        members: The values that functions see, by the value in Arrow.
         kind: The Enum; None for a Literal.
     """
 

@@ -18,7 +18,7 @@ from holdfast.runtime.rows.nested.fields import FieldType, Mask, Unfit, mask_of
 
 @dataclass(frozen=True)
 class Part:
-    """What a list, a map or a field of a struct holds.
+    """The element of a list, a key or value of a map, or a field of a struct.
 
     Args:
         nullable: It may be null.

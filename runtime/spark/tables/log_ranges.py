@@ -33,7 +33,7 @@ READ_BYTES_MAX = 4 * 1024 * 1024
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """What identifies a log and its history."""
+    """Identity of a log and its history."""
 
     log: str
     """The log's UUID."""

@@ -44,7 +44,7 @@ class LogOptions:
     starting: str
     ending: str
     records_max: int | None
-    """Of a micro-batch."""
+    """Maximum number of records in a micro-batch."""
     placed: bool
     """Whether the place of each row is asked for."""
 

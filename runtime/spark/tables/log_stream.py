@@ -52,7 +52,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._given, self._schema = given, schema
         self._opened: LogReader | None = None
         self._target: Mapping[int, int] | None = None
-        """Where a query that ends by itself stops; None: it does not end."""
+        """Offsets at which a bounded query stops; None: the query does not end."""
 
     def initialOffset(self) -> dict[str, Any]:
         """Return where a new query begins."""

@@ -39,7 +39,7 @@ class KeyGroupRange(InputPartition):
 
 @dataclass(frozen=True)
 class _Planned:
-    """What every task of a query reads."""
+    """State that the tasks of a query read."""
 
     root: str
     job: str
