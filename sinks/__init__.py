@@ -1,4 +1,4 @@
 """Sinks: the contract, the protocol of delivery, and a room for every kind of target.
 
-What all SQL databases share is in sql, what Delta and Iceberg share in lakehouse.
+Common code of all SQL databases is in sql, common code of Delta and Iceberg in lakehouse.
 """

@@ -1,8 +1,9 @@
-"""What every sink refuses before its rows are staged, and errors of conversion, by which a target refuses them later.
+"""Refuses rows of any sink before they are staged, and recognises conversion errors, by which a target refuses rows
+later.
 
-A sink checks what its target can take. What no column may hold is checked here, for all sinks. Each refusal shows a
-row. An error that the code of a sink did not expect, such as an overflow in a client library, is a refusal too: the
-next attempt would end alike, so a job that repeats it never gets any further.
+Each sink checks the limits of its target. Values that no column may hold are checked here, for all sinks. Each refusal
+shows a row. An error that the code of a sink did not expect, such as an overflow in a client library, is a refusal too:
+the next attempt would end alike, so a job that repeats it never gets any further.
 
 Pure, as far as the sinks are.
 """
@@ -24,7 +25,7 @@ CONVERSION: tuple[type[BaseException], ...] = (
     *(ArithmeticError, TypeError, ValueError, pa.ArrowNotImplementedError),
     *(pl.exceptions.PolarsError, pl.exceptions.PanicException),
 )
-"""What libraries raise for a value that they cannot convert."""
+"""Errors that libraries raise for a value that they cannot convert."""
 
 SHOWN_MAX = 500
 
@@ -84,7 +85,7 @@ def _refusal(sink: Sink, batch: pa.RecordBatch) -> BaseException | None:
 
 
 def _first_refused(sink: Sink, batch: pa.RecordBatch) -> pa.RecordBatch | None:
-    """Return the first row that is refused by itself; None if there is none."""
+    """Return the first row that is refused when checked alone; None if there is none."""
     while batch.num_rows > 1:
         half = batch.num_rows // 2
         first = batch.slice(0, half)

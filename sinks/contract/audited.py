@@ -1,4 +1,4 @@
-"""What a target holds of a job's output, read back from the target alone, for an audit.
+"""The output of a job that a target holds, read back from the target alone, for an audit.
 
 A target reports, per writer and tag, the rows that it holds of that delivery, as a digest that staged output has too;
 and the rows that no delivery it still knows of has written. It reports explicitly what it can no longer know.
@@ -61,7 +61,7 @@ class Others:
 
 @dataclass(frozen=True)
 class TargetContents:
-    """What the target holds."""
+    """The job's output in the target."""
 
     standing: Mapping[Subtask, Tag]
     """The tag of every writer that ever delivered."""
@@ -125,7 +125,7 @@ def digest_of_changes(
         upsert: The stream distinguishes puts from deletes.
 
     Raises:
-        Misfit: a value does not fit the stream, or a row is gone although the stream deletes none.
+        Misfit: a value does not fit the stream, or a row no longer exists although the stream deletes none.
     """
     whole = [{**k, **row} if row is not None else k for k, row in zip(keys, rows, strict=True)]
     gone = np.array([row is None for row in rows], np.bool_)

@@ -58,7 +58,7 @@ def unseen(done_bytes: int, all_bytes: int) -> None:
 
 
 class OpenChangelog(Protocol):
-    """What a topic holds, as of the moment in which it was opened."""
+    """The contents of a topic, as of the moment in which it was opened."""
 
     @property
     def empty(self) -> bool:
@@ -84,7 +84,7 @@ class OpenChangelog(Protocol):
                 read so far and an estimate of all bytes.
 
         Raises:
-            CompactedMeanwhile: a record is gone.
+            CompactedMeanwhile: a record was compacted away.
             Damaged: a record differs from what was written, or another writer's is among them.
             Unavailable: the topic cannot be read now.
         """
@@ -99,7 +99,7 @@ class Compaction(Protocol):
         Args:
             owner: The driver on whose behalf. While another one owns the topic, nothing is removed: it may be that of
                 another history of the job, whose horizon is older.
-            horizon: The oldest epoch that may be restored. What it needs stays.
+            horizon: The oldest epoch that may be restored. The records that it needs stay.
         """
 
 
@@ -135,7 +135,7 @@ class Changelog(Protocol):
 
 
 class Nothing(OpenChangelog):
-    """What a changelog holds that is kept in the root alone."""
+    """The contents of a changelog that is kept only in the root."""
 
     empty = True
     holding = Holding(None, None)
@@ -237,7 +237,7 @@ def check_reaches(where: str, found: OpenChangelog, through: Epoch) -> None:
     """Refuse to read a topic as of an epoch below its compaction.
 
     Raises:
-        ConfigError: what was replaced since is gone.
+        ConfigError: records that were replaced since then no longer exist.
     """
     if found.floor > through:
         raise ConfigError(

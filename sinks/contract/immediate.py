@@ -37,7 +37,7 @@ from holdfast.model import Generation, Timeline
 from holdfast.sinks.contract.owners import Claim
 
 IMMEDIATE = "Immediate"
-"""What the kind of an immediate sink begins with; the rest is the kind of the same target, written at the commit."""
+"""Prefix of the kind of an immediate sink; the rest is the kind of the same target, written at the commit."""
 _TIMELINE_DIGITS, _OFFSET_DIGITS = 10, 19
 
 
@@ -69,7 +69,7 @@ class Owner:
 
 @dataclass(frozen=True)
 class Written:
-    """What a target knows of one partition."""
+    """The target's entry for one partition."""
 
     origin: Origin
     generation: Generation
@@ -164,7 +164,7 @@ def refused_write(
     """Return the error for a write whose fence is not the one that this owner wrote.
 
     Args:
-        standing: What the target says of the partition now.
+        standing: The target's present entry for the partition.
         reached: The offset that this owner's last write reached.
     """
     if standing is None:

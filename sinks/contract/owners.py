@@ -110,7 +110,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Holding:
-    """What a target records of one sink of a job before it is written to."""
+    """The target's entry for one sink of a job before it is written to."""
 
     held: Held | None
     newest: Tag | None
@@ -118,7 +118,7 @@ class Holding:
     rival: Rival | None = None
     """Another sink to which the target belongs; only of a target that belongs to one sink."""
     taken_back: str | None = None
-    """What another program did since the newest delivery that took back rows of the sink, as a clause."""
+    """The action of another program that took back rows of the sink after the newest delivery, as a clause."""
 
 
 class Ownership(ABC):
@@ -153,7 +153,7 @@ class Ownership(ABC):
 
 
 NO_CLAIM = Claim("", Generation(0))
-"""What owns nothing, and has no predecessor."""
+"""A claim that owns nothing, and has no predecessor."""
 
 
 class NotOurs(Fenced):
@@ -216,7 +216,7 @@ def check_continues(where: str, standing: Tag | None, known: Tag) -> None:
 
     Raises:
         Damaged: the target is below it.
-        Unavailable: it is above; reading the tag tells whether that was output of this history.
+        Unavailable: it is above; reading the tag shows whether that was output of this history.
     """
     stands = standing or NEVER
     if stands < known:
@@ -245,7 +245,7 @@ def rows_taken_back(where: str, newest: Tag, by: str) -> Damaged:
     """Return the error for a target that has the tag of a delivery, but not all of its rows any more.
 
     Args:
-        by: What another program did, as a clause.
+        by: The action of the other program, as a clause.
     """
     return Damaged(
         f"{where}: timeline {newest.timeline}, epoch {newest.epoch} was delivered to it, but another program took rows "

@@ -1,7 +1,7 @@
-"""What messages of all targets say of a delivery that did not complete: what it means, its outcome, and the next step.
+"""Messages of all targets about a delivery that did not complete: its meaning, its outcome, and the next step.
 
-Each kind of target recognises the errors of its library. What such an error means is one of the meanings here, so the
-same outcome is told in the same words, and with the same exit status, for every target.
+Each kind of target recognises the errors of its library. Each error has one of the meanings here, so every target
+reports the same outcome in the same words, and with the same exit status.
 
 Pure.
 """

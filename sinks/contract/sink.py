@@ -1,4 +1,4 @@
-"""What a sink is: a plan-time object that users write, and what its target can do besides taking rows.
+"""The contract of a sink: a plan-time object that users write, and the capabilities of its target besides taking rows.
 
 A `Sink` is configuration: cheap, picklable, without a connection. The driver checks it when the job is planned and
 prepares the target when the job starts; each worker opens one `Target` per writer.
@@ -35,7 +35,7 @@ from holdfast.sinks.contract.transactions import Transacts
 from holdfast.traits import SinkTraits, missing
 
 TAKES = "takes the stream"
-"""What `Sink.probe` returns of a target that it does not look at."""
+"""Result of `Sink.probe` for a target that it does not look at."""
 
 
 class Sink(ABC):
@@ -56,7 +56,7 @@ class Sink(ABC):
         @property
         @abstractmethod
         def traits(self) -> SinkTraits:
-            """What it is, as data."""
+            """Traits of the sink, as data."""
 
     @abstractmethod
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
@@ -100,7 +100,7 @@ class Sink(ABC):
         """Look at the target as a start would, for `holdfast doctor JOB.py`; create and change nothing.
 
         Returns:
-            What a start would find or create, as a clause; TAKES if the target is not looked at.
+            The target that a start would find or create, as a clause; TAKES if the target is not looked at.
 
         Raises:
             ConfigError, NotAdmitted, Unavailable: as `prepare`.
@@ -110,7 +110,8 @@ class Sink(ABC):
 
     @property
     def repairs(self) -> Repairs | None:
-        """Takes output back for a rewind; None: a rewind leaves it, if the user accepts that, or is refused."""
+        """Reverts output for a rewind; None: a rewind leaves the output if the user accepts that, else it is
+        refused."""
         return None
 
     @property
@@ -178,7 +179,7 @@ class Uploader(Protocol):
 
 
 Verdict = Literal["overwrite", "truncate", "compensate", "impossible"]
-"""What a rewind can do about output in the target: DESIGN section 9."""
+"""How a rewind can handle output in the target: DESIGN section 9."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +201,7 @@ class Rewinding:
 
 @dataclass(frozen=True)
 class Repair:
-    """What a repair does to the rows of a target, or what it did.
+    """Changes of a repair to the rows of a target, planned or done.
 
     Args:
         restore: Rows whose values as of the base epoch are restored.

@@ -1,4 +1,4 @@
-"""What a sink opens on a worker: one writer's access to the target.
+"""The object that a sink opens on a worker: one writer's access to the target.
 
 A target makes one writer's output of one epoch visible together with the tag that records it, in the target's own
 transaction, so no foreign timer can undo a decided commit.
@@ -29,7 +29,7 @@ from holdfast.errors import Fenced
 from holdfast.model import Tag
 
 OP = "_op"
-"""The column that tells puts from deletes; last, int8, in upsert streams only."""
+"""The column that distinguishes puts from deletes; last, int8, in upsert streams only."""
 PUT = 0
 DELETE = 1
 
@@ -69,7 +69,7 @@ class EpochOutput:
 
 @dataclass(frozen=True)
 class Upload:
-    """What one writer staged in one epoch, by names that no other attempt has (P16)."""
+    """One writer's staged output of one epoch, under names that no other attempt has (P16)."""
 
     job_uuid: str
     sink: str

@@ -39,7 +39,7 @@ class Transactions(Protocol):
     """The name under which the sink's writers have their transactions."""
 
     def hidden(self) -> Sequence[Hidden]:
-        """Return what open transactions hide in the sink's target, whoever has them. Raises HoldfastError."""
+        """Return the rows that open transactions of any client hide in the sink's target. Raises HoldfastError."""
 
     def abort(self) -> None:
         """End what the sink's writers left open, and refuse what is still to come of these writers.

@@ -1,7 +1,8 @@
 """The table of a Delta target: the library deltalake, with its own retries off, since only the book decides.
 
 Every look at the table loads it from the start. A table that is refreshed would not notice that it was restored from a
-backup, and would commit with a gap. What the book said is kept as long as the newest commit is our own last one.
+backup, and would commit with a gap. The entries of the book are cached as long as the newest commit is our own last
+one.
 
 Source: delta-io.github.io/delta-rs; docs/decisions/0084-delta-sink.md.
 """
@@ -36,7 +37,7 @@ from holdfast.sinks.lakehouse.target import Change
 from holdfast.traits import local
 
 INFO = "holdfast"
-"""What a commit of a sink says of itself, as one member of its commitInfo."""
+"""Key of the sink's own description of a commit, one member of its commitInfo."""
 COMMIT = "commit"
 """A random name in it, by which a process recognises its own last commit."""
 AT_ATTEMPTS = 2

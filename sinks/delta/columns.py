@@ -1,4 +1,4 @@
-"""What a column of a Delta table can be.
+"""Types that a column of a Delta table can have.
 
 Pure: values. Source: the Delta protocol, "Primitive Types" and "Partition Value Serialization".
 """

@@ -1,4 +1,4 @@
-"""What an error of delta-rs means for a delivery: who acts.
+"""Maps an error of delta-rs to its meaning for a delivery: who acts.
 
 The library raises few kinds. Its conflicts, refusals of the table and errors of the object store have fixed texts, so
 class and text are compared.
@@ -23,10 +23,10 @@ from holdfast.sinks.delta.place import DeltaPlace
 from holdfast.sinks.lakehouse.lost_files import data_file_gone, is_data_file_gone
 
 RAISED = (DeltaError, OSError, ValueError, RuntimeError)
-"""What calls of the library raise."""
+"""Errors that calls of the library raise."""
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m↳?")
 _DOCUMENT = re.compile(r"(<\?xml[^>]*>\s*)?<Error>.*?</Error>", re.DOTALL)
-"""What S3 answers, with identifiers of the request that say nothing to a user."""
+"""The answer of S3, with identifiers of the request that do not help a user."""
 _ABOUT = re.compile(r"<(?:Code|Message)>(.*?)</(?:Code|Message)>", re.DOTALL)
 _CONFLICT = re.compile(r"Failed to commit transaction|existing table version|already exists", re.IGNORECASE)
 _NOT_ADMITTED = re.compile(

@@ -18,7 +18,7 @@ from holdfast.sinks.lakehouse.options import Option, Options, check_option, refu
 from holdfast.sinks.lakehouse.options import without_secrets as without
 
 _MISREAD = re.compile(r"[#?\[\]\\^|\x00-\x1f\x7f]|%[0-9A-Fa-f]{2}")
-"""What the library takes for a part of a URL, or reads as another character."""
+"""Characters that the library treats as a part of a URL, or reads as another character."""
 _UNSAFE = {
     "aws_s3_allow_unsafe_rename": "two commits could take the same version of the table, and one of them be lost",
     "mount_allow_unsafe_rename": "two commits could take the same version of the table, and one of them be lost",

@@ -48,8 +48,8 @@ class Delta(LakehouseSink["LoadedVersion"]):
         key: Columns by which rows replace each other: each epoch is merged into the table. Without it, rows are only
             added.
         partition_by: Columns whose values make the folders of the table, in this order; whole numbers, text or dates.
-        options: Options of the object store, such as {"AWS_ENDPOINT_URL": "http://minio:9000"}. What is secret takes
-            an hf.secret. Without them, the environment of the driver and of each worker counts.
+        options: Options of the object store, such as {"AWS_ENDPOINT_URL": "http://minio:9000"}. Secret values take an
+            hf.secret. Without options, the environment of the driver and of each worker counts.
     """
 
     place: DeltaPlace

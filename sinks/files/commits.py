@@ -61,9 +61,9 @@ class Stores(NamedTuple):
     """A folder, in two parts."""
 
     data: ObjectStore
-    """What readers see."""
+    """Files that readers see."""
     own: ObjectStore
-    """What is below `_holdfast/`."""
+    """Files below `_holdfast/`."""
 
 
 def open_stores(path: str, *, writable: bool = False) -> Stores:
@@ -116,7 +116,7 @@ class Commits:
 
     @property
     def meta(self) -> Meta:
-        """What the folder holds; after `refresh`."""
+        """Description of the folder; after `refresh`."""
         assert self._meta is not None
         return self._meta
 
@@ -134,7 +134,7 @@ class Commits:
         return self._stores
 
     def refresh(self) -> Commit:
-        """Look for newer commits; return the newest. Begins again if the known one is gone.
+        """Look for newer commits; return the newest. Begins again if the known one no longer exists.
 
         Raises:
             ConfigError: the folder was never prepared.
@@ -188,7 +188,7 @@ class Commits:
 
         Raises:
             Unavailable: some are not published; repeat it.
-            Damaged: one is gone.
+            Damaged: one no longer exists.
         """
         for file in files:
             self._publish(file)

@@ -118,7 +118,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
         id: Random.
         folder: The uuid in `files.json`.
         moved: The writer that delivered, and the tag of its files; None: a rewind.
-        files: What the delivery added.
+        files: Files that the delivery added.
         emptied: Final names of files that a rewind replaces by files without rows.
     """
 

@@ -45,7 +45,7 @@ def plan_repair(where: str, commits: Commits, size_of: Size, rewinding: Rewindin
 
 
 def repair(where: str, commits: Commits, size_of: Size, rewinding: Rewinding) -> Repair:
-    """See Repairs.repair. What a crash leaves after the commit, the next use of the folder completes."""
+    """See Repairs.repair. If a crash follows the commit, the next use of the folder completes the rest."""
     by = Claimed(rewinding.job_uuid, rewinding.sink, rewinding.claim)
     for _ in range(ATTEMPTS_MAX):
         commits.refresh()

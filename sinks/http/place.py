@@ -34,7 +34,7 @@ class HttpPlace:
         url: Where to POST.
         headers: Names and values of more headers.
         signed: The header with the signature of the body; None: requests are not signed.
-        secret: What signs; given if `signed` is.
+        secret: The key that signs; given if `signed` is.
         timeout_s: How long to wait for a connection, and for each part of an answer.
         ca: A file with the certificates of the authorities that sign the server's; None: those of the system.
     """

@@ -1,4 +1,4 @@
-"""What a reply means: delivered, try again, or never.
+"""The meaning of a reply: delivered, try again, or never.
 
 | status | meaning |
 |---|---|
@@ -34,7 +34,7 @@ _NOT_DONE = "the epoch of these rows is not delivered; requests before this one 
 
 @dataclass(frozen=True)
 class Reply:
-    """What a receiver answered to a request.
+    """A receiver's answer to a request.
 
     Args:
         status: The status.

@@ -97,7 +97,7 @@ class Http(Sink):
 
     @property
     def traits(self) -> SinkTraits:
-        """What was sent cannot be taken back."""
+        """Sent rows cannot be taken back."""
         return SinkTraits(
             kind="Http",
             local_paths=local(self.progress),

@@ -27,7 +27,7 @@ from holdfast.sinks.http.requests import Request, in_pieces, requests_of
 
 
 class Sender(Protocol):
-    """What sends requests; see HttpClient."""
+    """Sends requests; see HttpClient."""
 
     def send(self, request: Request) -> None:
         """Send a request, and return when the receiver has taken it."""

@@ -65,7 +65,7 @@ from holdfast.sinks.lakehouse.rewind import digest
 from holdfast.sinks.lakehouse.target import Change
 
 INFO = "holdfast"
-"""What a commit of a sink says of itself, as JSON in the summary of its snapshot."""
+"""Key of the sink's own description of a commit, as JSON in the summary of its snapshot."""
 SMALL_BYTES = 32 << 20
 """A file below this size that a merge changes is written into one file with the new rows."""
 MANIFESTS_MAX = 20
@@ -296,7 +296,7 @@ class LoadedVersion:
         return deliverers(self._numbers)
 
     def at(self, version: int) -> LoadedVersion | None:
-        """See rewind.RewindVersion. None, too, if the snapshots that would tell its tags were expired."""
+        """See rewind.RewindVersion. Also None if the snapshots with its tags were expired."""
         found: Snapshot | None = None
         for snapshot, parent in self._lineage():
             if snapshot.sequence_number == version:

@@ -1,4 +1,4 @@
-"""What a column of an Iceberg table can be, and which rows of a file a merge replaces.
+"""Types that a column of an Iceberg table can have, and the rows of a file that a merge replaces.
 
 Pure: values in, values out. Source: the Iceberg specification, "Primitive Types".
 """

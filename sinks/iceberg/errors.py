@@ -1,4 +1,4 @@
-"""What an error of pyiceberg, of its catalogue or of its object store means for a delivery: who acts.
+"""Maps an error of pyiceberg, its catalogue or its object store to its meaning for a delivery: who acts.
 
 Invariants
     - An error that may have come after the commit is Unavailable: the newest metadata decides.
@@ -31,7 +31,7 @@ RAISED = (
     *(SQLAlchemyError, OSError, ValueError, RuntimeError),
     *(CommitFailedException, CommitStateUnknownException, NoSuchNamespaceError, NoSuchTableError, ValidationException),
 )
-"""What calls of the library raise, besides what a store's own library does."""
+"""Errors that calls of the library raise, besides those of a store's own library."""
 _NOT_ADMITTED = re.compile(
     r"permission denied|access ?denied|forbidden|unauthori[sz]ed|unauthenticated|InvalidAccessKeyId|"
     r"SignatureDoesNotMatch|ExpiredToken|InvalidToken|authentication failed|no pg_hba\.conf entry|"

@@ -24,7 +24,7 @@ _NAME = re.compile(r"[^\s./]+(\.[^\s./]+)+")
 _CATALOGUE = re.compile(r"(sqlite|postgresql)(\+psycopg)?://")
 _MEMORY = re.compile(r"sqlite:///?(:memory:)?(\?.*)?")
 _MISREAD = re.compile(r"[#?%\x00-\x1f\x7f]")
-"""What pyiceberg takes for a part of a URL, or may read as another character."""
+"""Characters that pyiceberg treats as a part of a URL, or may read as another character."""
 _SCHEMES = ("s3://", "s3a://", "gs://", "abfs://", "abfss://")
 _OWN = ("uri", "type", "warehouse", "init_catalog_tables", "echo")
 """Properties of a catalogue that have arguments of their own, or none."""

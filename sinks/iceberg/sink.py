@@ -49,8 +49,8 @@ class Iceberg(LakehouseSink["LoadedVersion"]):
             added.
         partition_by: Columns by whose values the table is partitioned; whole numbers, text or dates.
         catalog_name: The name under which the catalogue keeps its tables: several can share one database.
-        options: Options of pyiceberg for the object store, such as {"s3.endpoint": "http://minio:9000"}. What is secret
-            takes an hf.secret. Without them, the environment of the driver and of each worker counts.
+        options: Options of pyiceberg for the object store, such as {"s3.endpoint": "http://minio:9000"}. Secret values
+            take an hf.secret. Without options, the environment of the driver and of each worker counts.
         password: Where the driver and each worker read the password of the catalogue's database.
     """
 

@@ -4,7 +4,7 @@ The metadata lists all snapshots, and the library copies all of it, deeply, at e
 took nine tenths of a commit to a table of 200 snapshots.
 
 Invariants
-    - Nobody changes what `table_metadata` returns: the library builds each later state as another object.
+    - The result of `table_metadata` never changes: the library builds each later state as another object.
 """
 
 from __future__ import annotations

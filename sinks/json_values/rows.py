@@ -32,7 +32,7 @@ _PLAIN_MAX = 90
 MEMBERS_MAX = 4_096
 """Names of columns whose form is kept: making one takes longer than encoding a small batch."""
 SCHEMAS_MAX = 256
-"""Of how many kinds of rows the expression that encodes them is kept."""
+"""Kinds of rows whose encoding expression is kept."""
 
 
 def check_forms(where: str, schema: pa.Schema, key: Sequence[str] = ()) -> None:

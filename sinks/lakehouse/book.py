@@ -1,9 +1,9 @@
-"""The book of a table: tags and owners as names with numbers, which the table keeps for good.
+"""The book of a table: tags and owners as names with numbers, which the table keeps permanently.
 
 Each commit of a sink changes the book together with the rows. Delta keeps it as `txn` actions, with the name as `appId`
-and the number as `version`; Iceberg keeps it as table properties. Neither clean-up of old commits, compaction nor going
-back to an older version by hand changes them. What a commit says of itself goes with old commits, so nothing here rests
-on it.
+and the number as `version`; Iceberg keeps it as table properties. They survive the clean-up of old commits, compaction,
+and a manual return to an older version. The description in a commit is removed with old commits, so nothing here
+depends on it.
 
 - Names cannot be listed, only looked up. So a sink's newest tag has a name of its own, beside those of its writers.
 - A number holds a tag: timeline * 2**40 + epoch, which grows as tags do.
@@ -11,13 +11,14 @@ on it.
 - A table with a key belongs to one sink of one job. It has the number of that sink, so that a look needs one name; the
   text that says which sink it is is read if the number is another one's.
 - A table whose rows are only added has the number 0, and the first two sinks as text: no sink with a key is the only
-  writer there. Of one name there is one job, whose number is noted under that name: a job that was recreated would
-  add all rows a second time.
+  writer there. Only one job may use a sink's name, and its number is noted under that name: a recreated job would add
+  all rows a second time.
 
 Invariants
     - Every change of a table by a sink moves the newest tag of the sink.
     - The first change by a sink notes it as the one that the table belongs to, or as one that adds rows.
-    - What a rewind has undone keeps its tags; the newest tag is on the new timeline and refuses writers of older ones.
+    - Deliveries that a rewind has undone keep their tags; the newest tag is on the new timeline and refuses writers of
+      older ones.
 
 Pure: no clock, thread or I/O.
 Source: the Delta protocol, "Transaction Identifiers"; docs/decisions/0084-delta-sink.md, 0099-iceberg-sink.md,
@@ -60,7 +61,7 @@ Deliverer = tuple[str, str]
 
 
 class Book:
-    """What one version of a table says of tags and owners.
+    """Tags and owners in one version of a table.
 
     Args:
         where: How messages name the target.

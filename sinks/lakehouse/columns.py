@@ -1,7 +1,7 @@
 """Columns of a stream as columns of a table, and rows as a table that can be committed.
 
-Table formats have no unsigned numbers and no durations. What widens without a loss is widened, anything else is refused
-when the job is planned. All columns of a table that Holdfast creates may be null: a key is checked by the sink.
+Table formats have no unsigned numbers and no durations. A type that widens without a loss is widened; any other type is
+refused when the job is planned. All columns of a table that Holdfast creates may be null: a key is checked by the sink.
 
 Pure: values in, values out.
 """
@@ -34,7 +34,7 @@ _AS_THEY_ARE = (
 
 @dataclass(frozen=True)
 class Format:
-    """What a table format can hold.
+    """Types and values that a table format can hold.
 
     Args:
         name: How messages name it.
@@ -233,7 +233,7 @@ class Columns:
                 )
 
     def _check_inner_names(self, column: str, kind: pa.DataType) -> None:
-        """Refuse fields of a struct, at any depth, that Spark does not tell apart."""
+        """Refuse fields of a struct, at any depth, whose names Spark does not distinguish."""
         if pa.types.is_list(kind) or pa.types.is_large_list(kind):
             self._check_inner_names(column, kind.value_type)
         if pa.types.is_map(kind):

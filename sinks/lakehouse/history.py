@@ -1,8 +1,8 @@
 """The commits of a table as its history shows them, and whether another program took back what a sink delivered.
 
 Going back to an older version is a commit of its own in Delta, and another current snapshot in Iceberg. Neither changes
-the book: the tag then says that rows are there which are gone, and the job would continue without them. So the newest
-commit of the sink is looked for among the versions that the table's rows are made of.
+the book: the tag then claims rows that no longer exist, and the job would continue without them. So the newest commit
+of the sink is looked for among the versions that the table's rows are made of.
 
 Pure: no clock, thread or I/O. Source: the Delta protocol, RESTORE; iceberg.apache.org/spec, snapshot references;
 docs/decisions/0119-what-others-do-to-targets.md.
@@ -25,7 +25,7 @@ class Entry:
     """One commit of a table's history.
 
     Args:
-        info: What the commit of a Holdfast sink says of itself; None: another program made it.
+        info: The description that a Holdfast sink wrote into its commit; None: another program made the commit.
         after: The version that it was made on; None: the number before its own.
         restored: The version whose rows another program restored with it, `UNKNOWN` if it does not say which; None: it
             restored none.

@@ -1,4 +1,4 @@
-"""What a missing data file means for a delivery: a merge has to read the files that may hold its keys.
+"""The meaning of a missing data file for a delivery: a merge has to read the files that may hold its keys.
 
 Pure. Source: docs/decisions/0084-delta-sink.md, 0099-iceberg-sink.md.
 """

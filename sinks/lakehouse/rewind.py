@@ -66,11 +66,11 @@ class RewindConnection(Protocol):
 
 @dataclass(frozen=True)
 class Undo:
-    """What a rewind does to a table that is not on its timeline yet.
+    """Changes of a rewind to a table that is not on its timeline yet.
 
     Args:
         since: The oldest version that it takes back; None: no rows are taken back.
-        others: What other programs did to rows after it, newest first.
+        others: Changes of other programs to rows after it, newest first.
         base: The version before `since`.
     """
 

@@ -126,7 +126,7 @@ class LakehouseSink(Repairs, Ownership, Sink, Generic[V]):
         self._columns.accept(batch)
 
     def check_owner(self, job_uuid: str | None, name: str) -> None:
-        """Of a table with a key, `holding` reports the sink that it belongs to."""
+        """For a table with a key, `holding` reports the sink that the table belongs to."""
         ours = (job_uuid or "", name)
         with closing(self._connection()) as connection:
             table = connection.latest()

@@ -43,7 +43,7 @@ class Change:
 
     Args:
         numbers: Names of the book and their numbers.
-        info: What the commit says of itself, for people and for the plan of a rewind.
+        info: The commit's description, for people and for the plan of a rewind.
         rows: Rows to add, or to merge by key; None: none.
         key: None: the rows are added. Else they have the column `_op` last, and each key once.
         restore: The version whose rows the table gets back.

@@ -1,11 +1,11 @@
-"""What a log holds of a job's output: the rows of each tagged append, read back from its segments.
+"""The output of a job that a log holds: the rows of each tagged append, read back from its segments.
 
 Commits are read from the newest back to the first of interest. Rows that a rewind made void do not count. Appends
 without a tag between those of the job belong to no writer, and are counted.
 
 Invariants
     - Nothing is written, and no row is taken from anywhere but the segment that its commit names.
-    - A segment that is gone because the log was compacted meanwhile is not damage: the audit starts over (P7).
+    - A segment that a compaction removed meanwhile is not damage: the audit starts over (P7).
 
 Source: storage/log/log.py, storage/log/voids.py; docs/decisions/0018-audit.md; PROTOCOL P7, P17.
 """

@@ -185,7 +185,7 @@ def refuse_changelog_of_a_job(store: ObjectStore, not_done: str) -> None:
 
 
 class OpenLogChangelog(OpenChangelog):
-    """What a log holds of a job's changelog, as of one commit; see OpenChangelog."""
+    """A job's changelog in a log, as of one commit; see OpenChangelog."""
 
     def __init__(self, path: str, job_uuid: str, store: ObjectStore, commits: Commits) -> None:
         self._job_uuid, self._commits, self._tail = job_uuid, commits, commits.tail

@@ -36,8 +36,8 @@ class When:
     """When a log is compacted.
 
     Args:
-        bytes_min: A log with less since its last compaction is not compacted, nor one with less than that left.
-        segments_max: Unless this many segments were appended.
+        bytes_min: A log is compacted once it has grown by this much, and has doubled, since its last compaction.
+        segments_max: A log with this many new segments is compacted in any case.
         grace_s: How long a compaction waits between its commit and the deletion of what it replaced.
     """
 

@@ -35,7 +35,7 @@ LISTED_MAX = 16
 
 
 class Named(msgspec.Struct, frozen=True):
-    """What an upload returned."""
+    """Result of an upload."""
 
     log: str
     """UUID of the log."""

@@ -60,7 +60,7 @@ class ImmediateTable(MemorySink, ImmediateSink):
             return tuple(fence for (job, name, _), fence in self.fences.items() if (job, name) == (job_uuid, sink))
 
     def fence(self, owner: Owner, starts: Mapping[Origin, int]) -> None:
-        """Take partitions over for an owner."""
+        """Make an owner the only writer of partitions."""
         with self._guard:
             self.check_claim(owner.job_uuid, owner.sink, owner.claim)
             taken = {}

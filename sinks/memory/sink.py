@@ -60,7 +60,7 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class BeforeImage:
-    """What a delivery replaced; `before` holds the columns outside the key, None if there was no row.
+    """A row that a delivery replaced; `before` holds the columns outside the key, None if there was no row.
 
     Without a key, one image stands for all rows of a delivery: its key says `first` and `last` number.
     """
@@ -75,7 +75,7 @@ class BeforeImage:
 
 @dataclass
 class Draft:
-    """What a delivery is about to change, aside from the contents."""
+    """Changes of a delivery in progress, kept aside from the contents."""
 
     numbered: int
     names: tuple[str, ...]

@@ -1,8 +1,8 @@
-"""What an error of Postgres means for a delivery: who acts.
+"""Maps an error of Postgres to its meaning for a delivery: who acts.
 
 The server sends a code of five letters with each error, of which the first two are its class. A refusal while a
-connection is opened reaches us without the code, as text alone; there the server's own English words decide, and
-what they do not name counts as unavailable.
+connection is opened reaches us without the code, as text alone; there the server's own English words decide, and any
+other text counts as unavailable.
 
 Messages repeat the server's first line only: its details hold values of rows.
 
@@ -10,7 +10,7 @@ A login or a statement that this user is not allowed is NotAdmitted: an administ
 and nothing is lost until then. A process that has no password to offer is a mistake of the configuration.
 
 Invariants
-    - What may succeed when it is tried again is Unavailable; nothing else is.
+    - An error is Unavailable if and only if a retry may succeed.
 
 Source: postgresql.org/docs/current/errcodes-appendix.html.
 """

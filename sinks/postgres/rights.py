@@ -55,7 +55,7 @@ def lacking(db: Connection, schema: str, table: str, needed: Sequence[str], own:
     """Return what the user may not do: with the table, with Holdfast's tables beside it, and in the database.
 
     Args:
-        needed: What deliveries do with the table.
+        needed: Privileges on the table that deliveries need.
         own: Holdfast's tables that they write. Others in the schema may be of other users' sinks.
     """
     user, database, temporary = db.execute(_SESSION).fetchone()

@@ -11,8 +11,8 @@ could ever have seen the others.
 Invariants
     - Rows keep their order; parts are delivered in the order that the manifest names them.
     - An upsert part holds each key once.
-    - Truncated or malformed bytes raise Damaged. A changed bit inside the data is found by the
-      hash of the object, which whoever reads it checks first.
+    - Truncated or malformed bytes raise Damaged. The hash of the object reveals a changed bit inside the data; each
+      reader checks it first.
 
 Pure: bytes in, bytes out. PROTOCOL P8: parts of an epoch that did not complete are named again.
 """

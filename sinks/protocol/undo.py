@@ -33,7 +33,7 @@ class Change(Generic[Place, Before]):
 
     Args:
         place: Names the before-image in its target.
-        before: What the row held before; None: there was none.
+        before: The row's earlier values; None: there was no row.
         undone: Whether the rewind takes it back.
     """
 
@@ -44,12 +44,12 @@ class Change(Generic[Place, Before]):
 
 @dataclass(frozen=True)
 class TakenBack(Generic[Place, Before]):
-    """What to do about one row.
+    """The decision about one row.
 
     Args:
         last: The row's last change if it is taken back, else None: then the row stays as it is.
-        before: What the row holds afterwards; None: it is deleted.
-        rewritten: Before-images that stay, with what they have to say now.
+        before: The row's values afterwards; None: it is deleted.
+        rewritten: Before-images that stay, with their new contents.
     """
 
     last: Place | None

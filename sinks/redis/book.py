@@ -28,7 +28,7 @@ SINK = b'["sink"]'
 
 
 class Book:
-    """What the hash holds.
+    """The contents of the hash.
 
     Args:
         where: How messages name the target.

@@ -1,4 +1,4 @@
-"""What an error of Redis means for a delivery: who acts.
+"""Maps an error of Redis to its meaning for a delivery: who acts.
 
 The first word of a server's error is its code. redis-py takes the code away and raises a class for some of them; of an
 error inside a script, some versions of the server put the code in the middle of the text. So class and text are

@@ -86,7 +86,7 @@ class Change:
 
     Args:
         read: Fields of the hash with the values that must still be there; empty: the field must be missing.
-        sets: What these fields are afterwards; at least one.
+        sets: Fields with their new values; at least one.
         fields: How many fields the hash must have; None: any number.
         chunks: Packed rows.
     """

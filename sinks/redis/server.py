@@ -1,4 +1,4 @@
-"""What a Redis server must be so that it keeps what it has confirmed: refused settings, and settings that lose rows.
+"""Checks that a Redis server keeps the rows that it has confirmed: refused settings, and settings that lose rows.
 
 Pure: no clock, thread or I/O. Source: redis.io/docs, persistence and eviction; docs/decisions/0081-redis-sink.md.
 """

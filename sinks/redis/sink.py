@@ -45,7 +45,7 @@ class Redis(Ownership, Sink):
     Args:
         url: The server and the database, "redis://app@redis.example:6379/0", without a password; "rediss://..." for
             an encrypted connection. Redis 6.0 or newer, no cluster.
-        prefix: What the names of all keys begin with, such as "hot:"; 1 to 512 bytes that no other sink uses.
+        prefix: The prefix of all key names, such as "hot:"; 1 to 512 bytes that no other sink uses.
         key: The columns that make the rest of a key's name; a row replaces the one with its key. One column of text
             is used as it is, one of another type as its JSON value, several as a JSON object.
         password: Where the driver and each worker read the password: hf.secret("env:REDIS_PASSWORD").

@@ -49,7 +49,7 @@ ATTEMPTS_MAX = 5
 
 
 class Connection(Protocol):
-    """What a target has open at the server. Its calls raise a HoldfastError."""
+    """A target's connection to the server. Its calls raise a HoldfastError."""
 
     def book(self) -> Book:
         """Read the book."""

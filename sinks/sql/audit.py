@@ -1,4 +1,4 @@
-"""What a table holds of a job's output: read back from the table and `holdfast_undo`.
+"""The output of a job that a table holds, read back from the table and `holdfast_undo`.
 
 Rows without a key: every delivery recorded the numbers of the rows it added; rows outside all of them are older output,
 or written by others. Rows with a key: the row that a delivery wrote is the before-image of the next change of its key,

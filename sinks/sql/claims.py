@@ -1,8 +1,8 @@
 """Which sinks write to a table: the table `holdfast_table`, compared and noted inside a transaction.
 
-A table with a key belongs to one sink of one job: before-images of another one would undo its rows. To a table without
-a key, sinks of different names may add rows. Of one name there is one job: a job that was recreated would add all rows
-a second time.
+A table with a key belongs to one sink of one job: before-images of another one would undo its rows. Sinks of different
+names may add rows to a table without a key. Only one job may use each name: a recreated job would add all rows a second
+time.
 
 The row of the whole table (`share` empty) names the sink that it belongs to, or none if rows are only added; then each
 sink has a row of its own. So any two claims that exclude each other meet in the primary key.
@@ -29,7 +29,7 @@ WHOLE = ""
 _Sink = tuple[str, str]
 """Job UUID, name of the sink."""
 _SHARED = ("", "")
-"""Of the whole table: it belongs to no sink, as rows are only added."""
+"""Owner of the whole table if it belongs to no sink, because rows are only added."""
 _KEY = ("table", "share")
 _COLUMNS = (*_KEY, "job", "sink")
 

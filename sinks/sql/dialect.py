@@ -30,7 +30,7 @@ from holdfast.sinks.sql.values import Value
 T = TypeVar("T")
 
 Purpose = Literal["create", "deliver", "read"]
-"""What a connection is for: create the tables and their place, deliver for a long time, or read or repair once."""
+"""Purpose of a connection: create the tables and their place, deliver for a long time, or read or repair once."""
 
 
 class Cursor(Protocol):
@@ -47,7 +47,7 @@ class Cursor(Protocol):
 
 
 class Connection(Protocol):
-    """A connection that begins no transaction by itself. Closing it undoes what is not committed."""
+    """A connection that begins no transaction implicitly. Closing it rolls back an open transaction."""
 
     def execute(self, sql: str, values: Sequence[Any] = (), /) -> Cursor:
         """Run one statement, whose marks stand for the values in order."""
@@ -81,7 +81,7 @@ class TemporaryTable:
     Args:
         name: As SQL names it.
         columns: All columns; those outside the key take NULL, also where the user's table does not.
-        key: Of several rows with the same key it keeps the last; (): it keeps all rows, in `row_order`.
+        key: If several rows have the same key, it keeps the last; (): it keeps all rows, in `row_order`.
     """
 
     name: str
@@ -101,7 +101,7 @@ class Upsert:
         key: Those of them over which the table has its primary key.
         source: VALUES (...), or a SELECT with a WHERE.
         values: For the marks of `source`, then for those of `only_if`.
-        sets: What columns of a row in the table become: column -> expression. None: each column outside the key takes
+        sets: New values of columns of a row in the table: column -> expression. None: each column outside the key takes
             the value of `source`. Empty: the row stays.
         only_if: A condition; where it does not hold, the row in the table stays. "": always.
     """
@@ -117,7 +117,7 @@ class Upsert:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a table may have at most.
+    """Limits of a table.
 
     Args:
         columns: Columns of the stream.
@@ -160,7 +160,7 @@ class Dialect(Protocol):
 
     @property
     def unavailable_next(self) -> str:
-        """What a user checks while the place is unavailable, as an instruction."""
+        """Instruction to a user while the place is unavailable."""
 
     def quoted(self, name: str) -> str:
         """Return a name as SQL takes it, whatever it holds but NUL."""
@@ -251,7 +251,7 @@ class Dialect(Protocol):
 
     @property
     def renumbered_by(self) -> str:
-        """What gives rows other numbers, for messages: " (VACUUM does)"; "" if nothing does."""
+        """The operation that renumbers rows, for messages: " (VACUUM does)"; "" if there is none."""
 
     # -- writing
 
@@ -300,13 +300,13 @@ class Dialect(Protocol):
 
     @property
     def hold(self) -> str:
-        """What is put behind a SELECT so that its row stays as it is until the transaction ends; "" if it does."""
+        """Suffix of a SELECT that locks its row until the transaction ends; "" if no suffix is needed."""
 
     # -- errors
 
     @property
     def errors(self) -> type[Exception]:
-        """What the driver raises."""
+        """Errors that the driver raises."""
 
     def meaning_of(self, where: str, error: Exception) -> HoldfastError | None:
         """Return what one of `errors` means for a delivery: who acts. None if it is a bug here.

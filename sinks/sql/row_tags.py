@@ -148,7 +148,7 @@ def unbury(s: Session, folded: str, key: str, rows: str) -> None:
 
 
 def changed_by_others(s: Session, table: Stored, name: str, restored: str) -> int | None:
-    """Count rows that do not carry the tag of the job's last change, or are gone without its tombstone.
+    """Count rows that do not carry the tag of the job's last change, or were deleted without its tombstone.
 
     A row that another process changed, leaving its tag, is not seen; so none found is None, not 0.
     """

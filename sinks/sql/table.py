@@ -1,8 +1,8 @@
 """The user's table: what a sink needs of it, creating it, and whether an existing one fits the stream.
 
 An existing table must have exactly the stream's columns, each stored as the dialect would store it, and the sink's key
-as its primary key. What it can never take is refused here, before the job starts: after the commit of an epoch, a row
-that the table refuses could no longer be left out.
+as its primary key. Rows that it can never take are refused here, before the job starts: after the commit of an epoch, a
+row that the table refuses could no longer be left out.
 
 Invariants
     - A difference is reported with all others, and nothing was created or changed then.

@@ -1,8 +1,9 @@
 """A SQL table as a target: rows, tag and before-images in one transaction.
 
-A delivery first loads its rows into a temporary table of its own connection, which locks nobody out. Then one short
-transaction moves the tag, writes the before-images of every key it touches, and puts and deletes the rows set-wise.
-Several epochs of a writer that has fallen behind are loaded into a table each, and applied in order by one transaction.
+A delivery first loads its rows into a temporary table of its own connection, which blocks no other connection. Then one
+short transaction moves the tag, writes the before-images of every key it touches, and puts and deletes the rows
+set-wise. Several epochs of a writer that has fallen behind are loaded into a table each, and applied in order by one
+transaction.
 
 A table without a key gets before-images too: which rows a delivery added, by their numbers (added.py). repair.py takes
 deliveries back.
