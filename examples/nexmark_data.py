@@ -1,8 +1,9 @@
 """The events of the Nexmark benchmark: persons, auctions and bids of a web site, computed in whole columns.
 
-Of every 50 events the first is a new person, the next three are new auctions, the others bids. Half of the bids are on
-a hot auction, three quarters by a hot bidder, three quarters of the auctions by a hot seller; which ones are hot moves
-on. A bid may name an auction, and an auction a seller, that is yet to come. Prices are spread over six decades.
+In every 50 events, the first is a new person, the next three are new auctions, and the others are bids. Half of the
+bids are on a hot auction, three quarters by a hot bidder, three quarters of the auctions by a hot seller; which ones
+are hot moves on. A bid may name an auction, and an auction a seller, that is yet to come. Prices are spread over six
+decades.
 
 Every field is a hash of the number of its event, so a row depends on its number alone. The event times of a stream are
 in order; with `group`, the events of a group come in a pseudo-random order. No two events have the same time.
@@ -237,7 +238,7 @@ def _bids(events: Numbers, at: Numbers, every_us: int) -> Columns:
 
 
 _SHARES = {"persons": (0, PERSONS), "auctions": (PERSONS, AUCTIONS), "bids": (PERSONS + AUCTIONS, BIDS)}
-"""Of a kind: how many events of a round come before it, and how many are of it."""
+"""Per kind: how many events of a round come before it, and how many are of this kind."""
 _COLUMNS: dict[str, Callable[[Numbers, Numbers, int], Columns]] = {
     "persons": _persons,
     "auctions": _auctions,

@@ -3,8 +3,8 @@
     python examples/top_routes.py       or: holdfast run examples/top_routes.py
     python -c 'import holdfast as hf; print(hf.log("flights-demo/top-routes").collect())'
 
-The first use converts the flights of 2013 into a log. Of routes with equally many departures, the last in the alphabet
-comes first. FLIGHTS_LOG and ROUTES_LOG are the paths of both logs.
+The first use converts the flights of 2013 into a log. Routes with equally many departures are in reverse alphabetical
+order. FLIGHTS_LOG and ROUTES_LOG are the paths of both logs.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ def recoveries_of(summary: Summary) -> int:
 
 
 class Stated(msgspec.Struct, frozen=True):
-    """What the log proves about one version of the code."""
+    """Evidence of the log about one version of the code."""
 
     code: Code
     recoveries: int

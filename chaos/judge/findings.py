@@ -68,7 +68,7 @@ def _number(name: str, given: Any) -> int | None:
 
 @dataclass(frozen=True)
 class Context:
-    """What a check may inspect."""
+    """Files and settings that a check may inspect."""
 
     out: str
     """The folder of the run."""

@@ -1,4 +1,4 @@
-"""How a job under faults ends: by itself if its sources end, otherwise it is stopped once it has read them.
+"""Ends a job under faults: if its sources end, it finishes; otherwise it is stopped once it has read them.
 
 A check that compares results with the whole source needs a job that has read all of it: a job that is stopped earlier
 proves nothing. An audit compares what was read, however much that is.
@@ -30,7 +30,7 @@ WaitUntil = Callable[[Callable[[], bool], float], bool]
 def let_end(
     job: LiveJob, testbed: Testbed, wait_until: WaitUntil, limit_s: float, *, sealed: bool, whole: bool
 ) -> str | None:
-    """Let the job read its sources, and stop it unless it ends by itself; return why that proves nothing, if so.
+    """Let the job read its sources, and stop it unless it finishes; return the reason if the result proves nothing.
 
     Args:
         wait_until: True once the condition holds or the job is over, False if that took too long.

@@ -119,7 +119,7 @@ class LiveJob:
         return lag
 
     def reads_no_more(self) -> bool:
-        """Return whether every source has ended, so that the job will end by itself; False if unknown."""
+        """Return whether every source has ended, so that the job will finish; False if unknown."""
         folder = self.folder()
         try:
             live = {} if folder is None else json.loads((folder / "live.json").read_bytes())

@@ -2,10 +2,10 @@
 
 Every process that a run starts, directly or through Spark, inherits the token. Only a process with the token is
 signalled: this run started it, even if its parents have changed since. A guard, a process in its own session, notices
-when the run is over or its process is gone, and ends all remaining processes, even those of a killed run.
+    when the run or its process has ended, and ends all remaining processes, even those of a killed run.
 
 Invariants
-    - No signal goes to a process without the token of the run, nor to one that reuses a process id.
+    - No signal goes to a process without the token of the run, or to one that reuses a process id.
     - The guard starts before every other process of a run and ends after all of them.
 
 A process started with a cleared environment is not recognised. The guard loads nothing but psutil.
@@ -76,7 +76,7 @@ def end_all(token: str, part: str | None = None) -> list[int]:
 
 
 class Guard:
-    """Ends every process of the run once `end` is called, or once its creator is gone.
+    """Ends every process of the run once `end` is called, or once its creator has ended.
 
     Args:
         log: File for its error output.

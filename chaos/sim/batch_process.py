@@ -1,12 +1,12 @@
 """A driver in microbatch mode in the simulated world, with a Spark that runs the tasks of its jobs.
 
 The driver is that of driver_process.py; the production host answers it in place of workers. Spark runs a stage of tasks
-per layer, repeats what failed, runs a task again whose output was lost after others had read it, and may run a task
-twice. What it has cancelled, or given up as lost, may go on for a while and write objects: a zombie.
+per layer and repeats failed tasks. It runs a task again if its output was lost after others had read it, and may run a
+task twice. A task that it has cancelled or presumed lost may continue for a while and write objects: a zombie.
 
 Invariants
     - An attempt runs within one event. It may end at any of its port calls, and before it has reported.
-    - Of two attempts of a task the one counts that reports first; what others have read before is not taken back.
+    - If a task has two attempts, the first to report counts; rows that others have read before are not taken back.
     - Rows that one task sends to another arrive in any order.
 
 Source: PROTOCOL P26; docs/decisions/0047-microbatch.md.
@@ -103,7 +103,7 @@ class TaskProcess(Process):
         super().crashed()
 
     def ended(self, why: str) -> None:
-        """Spark notices that the process is gone."""
+        """Spark notices that the process has ended."""
         if not self.reported:
             delay = self._world.random.choice((0.01, 0.1, 0.5))
             self._world.schedule.after(delay, self._spark.driver, "", lambda: self._spark.lost(self))

@@ -60,9 +60,9 @@ class HoldfastError(Exception):
     """Every error a user may see: what happened, what was not done, what to do next.
 
     Args:
-        what: What happened, one sentence without a final full stop.
-        not_done: What was not done, or not changed, as a result.
-        next_step: What the reader should do.
+        what: The event, one sentence without a final full stop.
+        not_done: The action that was not done, or the data that was not changed, as a result.
+        next_step: Instruction to the reader.
         where: Job, operator, epoch, source, partition, offset, as far as known.
     """
 

@@ -1,4 +1,4 @@
-"""What to type to install the packages that a connector or a command needs.
+"""Gives the command that installs the packages of a connector or a command.
 
 Holdfast may have been installed from a checkout, from a wheel or from an index, and only the last one knows the name
 `holdfast[kafka]`. The packages that an extra stands for can be named in each of them.

@@ -105,7 +105,7 @@ class Uploaded(msgspec.Struct, frozen=True):
     part: str
     """Path of the part."""
     named: str
-    """What its sink needs to name them; opaque to all others."""
+    """The sink's name for them; opaque to all others."""
 
 
 class Staged(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -115,7 +115,7 @@ class Staged(msgspec.Struct, frozen=True, omit_defaults=True):
     parts: tuple[ObjectRef, ...]
     rows: int
     uploads: tuple[Uploaded, ...] = ()
-    """Of some of the parts; only for sinks that have one committer."""
+    """Uploads of some of the parts; only for sinks that have one committer."""
 
 
 class RowDigest(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""What the runtime needs from the outside world, as protocols.
+"""Services that the runtime needs from the outside world, as protocols.
 
 Production, the test driver and the simulator each supply their own implementation; the code above is the same.
 """

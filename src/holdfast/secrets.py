@@ -5,7 +5,7 @@ process that opens a connection reads the value there, on its own machine, each 
 
 Invariants
     - No attribute, text or pickle of a Secret holds the value.
-    - No message repeats a value, nor a text that may be one.
+    - No message repeats a value, or a text that may be one.
 
 Source: API.md (secrets); docs/decisions/0077-secrets.md.
 """
@@ -58,7 +58,7 @@ class Secret:
         """Read the value on this machine, now. One line end at the end of a file is not part of it.
 
         Raises:
-            ConfigError: the environment variable is missing or empty, and stays so as long as this process runs.
+            ConfigError: the environment variable is missing or empty, which cannot change while this process runs.
             NotAdmitted: the file cannot be read, or holds no text of 1 byte to 64 KiB; it may be replaced.
         """
         kind, _, name = self.reference.partition(":")

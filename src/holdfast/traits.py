@@ -1,8 +1,8 @@
-"""What a source or a sink is, as data.
+"""Traits of sources and sinks, as data.
 
 The runtime decides by these values what it does with a connector, never by its class. They are known before anything is
-opened, so a job that needs what a connector lacks is refused when it is planned. What a connector can do is not here:
-its base class has a method or a property for that.
+opened, so a job that needs what a connector lacks is refused when it is planned. Capabilities of a connector are not
+here: its base class has a method or a property for each.
 
 Invariants
     - `local_paths` has no default: a connector that does not state it cannot be planned with.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Traits:
-    """What sources and sinks have in common."""
+    """Traits of both sources and sinks."""
 
     kind: str
     """The word for it in plans, such as "Log"; part of the recorded shape of a job, so it must not change."""
@@ -42,8 +42,8 @@ class Endless:
 
     Args:
         what: The source, for a message: "a generator without a count".
-        instead: What gives it an end, as an instruction.
-        for_microbatch: What gives it an end at any time, if there is more than that; as an instruction.
+        instead: An instruction that gives the source an end.
+        for_microbatch: An instruction that gives the source an end at any time, if there is another one.
     """
 
     what: str
@@ -53,7 +53,7 @@ class Endless:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceTraits(Traits):
-    """What a source is."""
+    """Traits of a source."""
 
     replayable: bool = True
     """Reading a partition at the same offset again gives the same records. Other sources are refused."""
@@ -69,11 +69,11 @@ class SourceTraits(Traits):
     copies: str = "rows"
     """With `copied`: what is copied, for messages."""
     captures: Mapping[str, str] = field(default_factory=dict)
-    """Of a captured log: where the table is whose changes fill the log, as `place` of a sink that writes to it."""
+    """For a captured log: the place of the table whose changes fill the log, as `place` of a sink that writes to it."""
     finds: bool = False
-    """It finds by itself what it reads, so that may be what a sink of the job writes: `would_read`."""
+    """It discovers its input, which may include output of a sink of the same job: `would_read`."""
     removes_old: bool = False
-    """Its system removes old records by itself, read or not; the open source has `kept`."""
+    """Its system removes old records, read or not; the open source has `kept`."""
     counts_bytes: bool = False
     """Positions, and so offsets and lag, count bytes of text, not records."""
     in_plan: bool = False
@@ -84,7 +84,7 @@ class SourceTraits(Traits):
 
 @dataclass(frozen=True, kw_only=True)
 class SinkTraits(Traits):
-    """What a sink is. A delivery is always atomic with its tag."""
+    """Traits of a sink. A delivery is always atomic with its tag."""
 
     keyed: bool = False
     """A row replaces the one with its key, also a row of an append stream. A changelog keeps all of them."""

@@ -300,7 +300,8 @@ def of_connections(
 
 
 def _gone() -> tuple[type[Exception], ...]:
-    """Return the errors which mean that a proxy, its process or the server is gone: nothing to strike or to heal."""
+    """Return the errors which mean that a proxy, its process or the server no longer exists: nothing to strike or to
+    heal."""
     from toxiproxy.exceptions import NotFound
 
     return NotFound, OSError, psutil.NoSuchProcess  # for lost connections the client raises OSErrors

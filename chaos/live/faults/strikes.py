@@ -1,7 +1,8 @@
 """Carries out the faults of processes: SIGKILL, SIGSTOP and SIGCONT, and files that cannot be written.
 
 Invariant
-    - A fault reports that it fired only after its effect was seen: the process is gone, is stopped, writes no more.
+    - A fault reports that it fired only after its effect was seen: the process has ended, is stopped, or no longer
+      writes.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Strike(Protocol):
     """Processes that `begin` killed, even if it returned False."""
 
     def begin(self) -> bool:
-        """Strike; False if the victim is gone."""
+        """Strike; False if the victim has ended."""
 
     def evidence(self) -> str | None:
         """Return the evidence that it has fired, None while there is none."""

@@ -29,7 +29,7 @@ Right = Callable[..., Any]
 
 
 def starts_at_the_end(right: Right) -> Right:
-    """What a new partition already has is left out, as if only what follows counted."""
+    """Records that a new partition already has are skipped, as if only later records counted."""
 
     def listed(listings: listing.Listings, spec: SourceSpec, asked: ListPartitions) -> list[SourcePosition]:
         found: list[SourcePosition] = right(listings, spec, asked)

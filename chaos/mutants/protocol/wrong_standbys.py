@@ -44,7 +44,7 @@ def runs_ahead(right: Right) -> Right:
 
 
 def leaves_out_the_newest(right: Right) -> Right:
-    """A standby absorbs all new segments but the newest, and takes its copy for complete."""
+    """A standby absorbs all new segments but the newest, and considers its copy complete."""
 
     def opened_beyond(*which: Any, **more: Any) -> Any:
         found = right(*which, **more)

@@ -1,7 +1,7 @@
 """Subtasks keep together in event time, and nothing waits for other reasons (docs/decisions/0048).
 
-What a driver sends is compared with what its workers have reported to it; what a worker does, with the limits that it
-has received and with its sources.
+The limits that a driver sends are compared with the reports of its workers. The reads of a worker are compared with the
+limits that it has received and with its sources.
 
     0048  a partition is held back only by a limit of its generation, and only until that lapses
           of the partitions with unread records, the one that is furthest behind has no limit below its watermark
@@ -38,7 +38,7 @@ class Held(NamedTuple):
 
     place: Place
     counts: Watermark
-    """What it last reported to the minimum of its subtask."""
+    """The watermark that it last contributed to the minimum of its subtask."""
     unread: bool
     """Whether it has unread records."""
 

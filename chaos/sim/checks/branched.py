@@ -19,7 +19,7 @@ class Branched:
     """The branches of one run.
 
     Args:
-        names: Of the branches that the job has.
+        names: Names of the branches that the job has.
         clocks: None: the job has no event time, and so no branches.
     """
 

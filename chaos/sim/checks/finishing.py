@@ -34,7 +34,7 @@ class Finishing:
         """Return the cut of the whole input.
 
         Args:
-            owner: Of the run that finishes the job.
+            owner: Owner of the run that finishes the job.
             last: The cut of the last epoch.
         """
         if (least := self._least.get(owner)) is None:

@@ -20,7 +20,7 @@ from holdfast.runtime.api.stream import Stream
 from holdfast.sinks.memory.sink import MemorySink
 
 DROPS_SHARE = 0.5
-"""Of the evolving jobs."""
+"""Share of the evolving jobs."""
 SINCE, SINCE_OPERATOR = "since", "counted_since"
 SINCE_COLUMNS = {"n": "n.count", "total": "total.sum"}
 

@@ -26,7 +26,7 @@ ONE, TWIN = "one", "twin"
 TWINS = {ONE: f"{ONE}.sum", TWIN: f"{TWIN}.sum"}
 """The twins, and their columns of state."""
 RENAMED = {"low": "lowest.min"}
-"""What the oracle calls by another name, and its column of state, from version 1 on."""
+"""The aggregate that has another name in the oracle, and its column of state, from version 1 on."""
 OVERTAKEN = "another run with other code completed epoch"
 """An older driver completed its first checkpoint while the next one started."""
 

@@ -62,17 +62,18 @@ STATE_MEMORY = (400, 1_600, 6_400)
 """Bytes: one changed key is above the share of changes, or some are, or about all of them."""
 BATCHES_SHARE = 0.25
 FINISHED_IN_BATCHES_SHARE, REWOUND_IN_BATCHES_SHARE = 0.3, 0.5
-"""Of the seeds with drivers in microbatch mode that have no such request yet."""
+"""Shares of the seeds with drivers in microbatch mode that have no such request yet."""
 STANDBYS_SHARE = 0.2
 SURVIVORS_SHARE, KILLED, KILLED_FROM_S = 0.4, (2, 3, 4), 1.0
-"""Of the seeds with branches; how many workers are killed, and from when on."""
+"""Share of the seeds with branches; how many workers are killed, and from when on."""
 INSPECTED_SHARE = 0.4
-"""Of the seeds with branches."""
+"""Share of the seeds with branches."""
 COMMITTER_SHARE = 0.15
 COPIES_SHARE, COPIED_PER_TURN = 0.2, (1, 2, 5)
 """Frozen records that a worker copies, or committed ones that it writes, in a turn: rows are processed between them."""
 BACKLOG_SHARE, BACKLOG_RECORDS, BACKLOG_RATES = 0.35, (12, 25, 40), (6.0, 12.0)
-"""Of the seeds with event time, if nothing in them happens at its time; records per partition; records per second."""
+"""Share of the seeds with event time in which nothing happens at its time; records per partition; records per
+second."""
 LAST_RATE, LAST_AFTER_S = 8.0, 9.0
 """If one partition gets its records late: after the world has healed, when the others have been read."""
 NEVER_DUE_S = 1_000.0
@@ -725,7 +726,7 @@ def plan_of(
     """Return the job's plan; every worker replaces its source and sinks, which are stand-ins, by its own.
 
     Args:
-        version: Of the code of an evolving job.
+        version: Version of an evolving job's code.
     """
     app = hf.App("simulated", key_groups=16, dlq=MemorySink() if letters else None)
     source = ArrivingSource((), (), None, random.Random(0), 1, SCHEMA if windowing is None else TIMED_SCHEMA)

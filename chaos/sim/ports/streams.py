@@ -60,13 +60,13 @@ class ControlStream:
             self._tell_worker("the driver closed the stream")
 
     def hang_up(self, why: str) -> None:
-        """The worker's end closes, by itself or because its process ended."""
+        """The worker's end closes, because the worker closed it or its process ended."""
         if self.open:
             self.open = False
             self._tell_driver(why)
 
     def driver_ended(self) -> None:
-        """The driver's process is gone; the worker may notice, or only miss its pulse."""
+        """The driver's process has ended; the worker may notice, or only miss its pulse."""
         if self.open:
             self.open = False
             if self._world.random.random() < 0.7:

@@ -66,7 +66,7 @@ class PlannedTable(Sink, Generic[Table]):
 
     @property
     def traits(self) -> SinkTraits:
-        """What every kind of planned table can do."""
+        """Traits of every kind of planned table."""
         return SinkTraits(kind=type(self).__name__, local_paths=(), keyed=self.key is not None)
 
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:

@@ -1,8 +1,8 @@
-"""What the watches over all branches compare alike.
+"""Comparisons common to the watches over all branches.
 
-Rows of a result are made of records. Nothing is there twice; no row shows a record that was not read by then, or came
-before event time allowed it; and where a branch has late rows, every record is in the result or late. What else makes
-its rows right, each branch says for itself.
+Rows of a result are made of records. No row occurs twice. No row shows a record that was not read by then, or appears
+before event time allowed it. If a branch has late rows, every record is in the result or late. Each branch adds its own
+conditions for its rows.
 
 Source: PROTOCOL P11, P25.
 """
@@ -20,16 +20,16 @@ from holdfast.chaos.sim.jobs.oracle import Cut
 
 
 class Compared(ABC):
-    """What a watch over rows that are made of records has in common with others."""
+    """Base of the watches over rows that are made of records."""
 
     called: ClassVar[str]
-    """What findings call the branch."""
+    """Name of the branch in findings."""
 
     def __init__(self, watched: Watched) -> None:
         self.watched, self.fail = watched, watched.fail
         self.records = {record.id: record for records in watched.partitions for record in records}
 
-    # What a branch says of its rows
+    # The rows of a branch
 
     @abstractmethod
     def ids(self, row: Row) -> Collection[int]:

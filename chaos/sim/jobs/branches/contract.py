@@ -1,4 +1,4 @@
-"""What a branch of a simulated job is: steps that read the job's records, and a watch over the rows they append.
+"""Defines a branch of a simulated job: steps that read the job's records, and a watch over the rows they append.
 
 Only jobs with event time have branches. A stream of numbers of its own decides which seeds have a branch, so a new one
 changes the jobs of no other seeds. The name of the stream is chosen such that the seeds that other mutants and tests
@@ -25,7 +25,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Watched:
-    """What the watch over a branch knows of its run.
+    """The run of a branch as its watch sees it.
 
     Args:
         delay_us: Microseconds by which a partition's watermark is below its largest event time.
@@ -86,7 +86,7 @@ class Branch:
 
     Args:
         name: Names it in scenarios, mutants and summaries.
-        share: Of the seeds with event time that have it.
+        share: Share of the seeds with event time that have it.
         stream: The stream of numbers that decides which.
         out: The sink of its results.
         late: The sink of its late rows; None: it has none.

@@ -35,7 +35,7 @@ def look_up(records: Stream) -> None:
 
 
 class LookedUp(Compared):
-    """What records found, compared with the versions."""
+    """Compares the rows that records found with the versions."""
 
     called = "lookup"
 

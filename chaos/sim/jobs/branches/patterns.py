@@ -60,7 +60,7 @@ class Matched(Compared):
         return self.records[row["last_id"]].at + 1
 
     def compare_each(self, when: str, rows: Sequence[Row]) -> None:
-        """Every row is a match by itself."""
+        """Every row alone is a match."""
         for ids in map(self.ids, rows):
             if ids not in matches(records := [self.records[id] for id in ids]):
                 self.fail("I1 pattern", f"pattern, {when}: {records} are no match")

@@ -40,7 +40,7 @@ class Reminded:
     id: int
     due_us: int
     nth: int
-    """Of the reports of its key, from 1."""
+    """Number among the reports of its key, from 1."""
 
 
 class Remind(hf.KeyedProcess[Any, Reminded]):

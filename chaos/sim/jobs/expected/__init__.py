@@ -1,4 +1,4 @@
-"""What the output of each branch of a simulated job must hold, in plain Python.
+"""Expected output of each branch of a simulated job, in plain Python.
 
 No module here shares code with the runtime: it knows records, numbers and lists.
 """

@@ -1,4 +1,4 @@
-"""What a function must report that is reminded of every record a while after its event time.
+"""Expected reports of a function that has a timer for every record a while after its event time.
 
 Source: docs/decisions/0065-keyed-functions.md.
 """
