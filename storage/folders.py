@@ -4,7 +4,7 @@ Unlike the objects of `objects.py` they may be replaced, changed or deleted at a
 with its version: the ETag in S3, the time of its last change on a disk.
 
 Invariants
-    - What `opened` gives is read in the version that was asked for; `verify` says so of what was read before it.
+    - A file from `opened` is read in the requested version; `verify` confirms that for all bytes read before it.
     - A folder that cannot be listed completely is `Unavailable`; it never looks as if it had fewer files.
 
 Source: docs/decisions/0080-files-source.md.
@@ -211,7 +211,7 @@ class LocalFolder(Folder):
 
     def _gone(self) -> Unavailable:
         return Unavailable(
-            f"the folder {self._root} is gone",
+            f"the folder {self._root} does not exist",
             not_done=NOTHING_READ,
             next_step="mount it, or restore it; the job continues then",
         )

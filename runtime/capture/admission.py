@@ -8,7 +8,7 @@ meanwhile is the next batch. So under load a batch grows to what arrives during 
 Invariants
     - Every request that arrived gets exactly one answer.
     - STORED is answered only after a commit with the request's row, REPEATED only if the key's row is in the log.
-    - Of the requests with one key, at most one is in the queue or in the running commit; the others wait for it.
+    - At most one of the requests with the same key is in the queue or in the running commit; the others wait for it.
     - No more than `requests_max` requests and `bytes_max` bytes are held, those whose bodies are still read included.
     - After `stop` no request is admitted, and those that were admitted are stored without lingering.
 

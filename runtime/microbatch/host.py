@@ -5,7 +5,7 @@ The driver's loop takes every result as an event.
 
 Invariants
     - Events are handled one at a time, on the thread of the driver's loop.
-    - What belongs to an older generation, or to a job that no longer counts, changes nothing (P2, P26).
+    - Events of an older generation, or of a Spark job that no longer counts, change nothing (P2, P26).
 
 Source: docs/decisions/0047-microbatch.md; PROTOCOL P2, P8, P12, P13, P18, P26.
 """

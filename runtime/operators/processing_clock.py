@@ -6,7 +6,7 @@ that is recorded: what a run decided by a time that was never committed is disca
 
 Invariants
     - No function is shown a time before one that committed state may hold.
-    - What was shown is in the state before the barrier's freeze, if `note` is called there.
+    - A time that was shown is in the state before the barrier's freeze, if `note` is called there.
 
 Pure; the clock is a parameter.
 Source: docs/decisions/0078-processing-time.md.

@@ -5,9 +5,9 @@ a disk or a network. The operator thread takes the result; no other thread touch
 
 Invariants
     - Records are handed over in order, each once; the offsets are those that reading one after the other gives.
-    - That nothing was there, or that the source was unreachable, is an answer only if it was asked for: what reading
-      ahead found of it may be out of date. Any other error is kept, as a source may notice only once that it changed.
-    - What the source no longer stands by (`take`) is read again.
+    - A read ahead never reports that there was no record, or that the source was unreachable: it may be out of date.
+      Any other error is kept, as a source may notice only once that it changed.
+    - Records that the source no longer confirms (`take`) are read again.
     - The readers of a source keep at most `bytes_max` ahead of the worker, besides what the worker has asked for.
 
 Pure: the lane does the reading. Source: docs/decisions/0032-connectors.md.

@@ -265,7 +265,7 @@ def _compare_columns(
         if before_column is None or not column_widens(before_column, column):
             found.refuse(what)
         elif fields.ids[old] in fields.late and not _tells_no_value(before_column, column):
-            found.refuse(what, "; it was added later, and its state does not tell a value from the lack of one")
+            found.refuse(what, "; it was added later, and its state does not distinguish a value from no value")
         elif column.nullable != before_column.nullable:
             found.allow(what, READ_UNCHANGED)
 

@@ -7,7 +7,7 @@ and the rows that a rewind has to undo stay in the former one. A copy of a targe
 A SQL target has the tags of all of its tables; there before-images name the table (sinks/sql/moved.py).
 
 Invariants
-    - What cannot be read, or was not recorded, is never taken for another target.
+    - A target that cannot be read, or was not recorded, never counts as another target.
 
 Source: PROTOCOL P21, P24; docs/decisions/0106-sinks-that-move.md.
 """

@@ -376,7 +376,7 @@ def _value(dtype: pl.DataType, seed: int) -> Any:
 def _unchecked(node: pl.Expr, error: Exception, use: Use | str) -> ConfigError:
     return _refused(
         use,
-        f"Polars cannot tell whether `{_text(node)}` looks at one row only ({_first_line(error)})",
+        f"Polars cannot determine whether `{_text(node)}` uses one row only ({_first_line(error)})",
         "write it with other functions, or compute the column before it reaches the source",
     )
 

@@ -5,7 +5,7 @@ output, and repairs of rewinds. A restore reads the topic as of an epoch, then t
 The root as the only place is the changelog that does nothing of this.
 
 Invariants
-    - What a topic holds of an epoch is all of it, or nothing, per writer.
+    - A topic holds all of a writer's records of an epoch, or none.
     - A read gives, for every key, its records in the order of their epochs.
 
 Pure: no clock, thread or I/O. Source: docs/decisions/0055-changelog-topic.md, 0057-what-owners-completed.md.

@@ -169,8 +169,8 @@ def refused_write(
     """
     if standing is None:
         return ConfigError(
-            f"{where}: the fence of partition {origin.partition} of source {origin.source!r} is gone; "
-            "the table was emptied, or the file replaced",
+            f"{where}: the fence of partition {origin.partition} of source {origin.source!r} does not "
+            "exist: the table was emptied, or the file replaced",
             not_done="nothing was written",
             next_step="restore the file, or name another one",
         )

@@ -15,7 +15,7 @@ from holdfast.errors import ConfigError, Damaged, HoldfastError, NotAdmitted, Un
 UNKNOWN = "the outcome of this delivery is unknown"
 NOTHING = "nothing was delivered"
 WAITS = "nothing was delivered; no epoch is skipped"
-NO_ROW = "no row of this epoch was written, nor of any later one"
+NO_ROW = "no rows of this or a later epoch were written"
 RETRIES = "no action needed: delivery retries"
 READS_TAG = "no action needed: delivery reads the tag and retries"
 LAST_DELIVERED = (

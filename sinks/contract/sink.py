@@ -9,7 +9,7 @@ as `repairs` returns an object that can do it, or None. A sink that can do it it
 refused when it is planned.
 
 Invariants
-    - What `accept` lets through, `deliver` can write: a row that the target can never take is
+    - `deliver` can write every row that `accept` admits: a row that the target can never take is
       refused before the epoch is committed, not after, when it could no longer be taken back.
     - A capability depends on the configuration of the sink alone, and is known before anything is opened.
 

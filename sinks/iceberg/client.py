@@ -5,7 +5,7 @@ was read. The library reads it again just before, and compares no more than the 
 requirement of its own: the whole metadata is as it was when tag, owner and columns were compared.
 
 - The book is in the table's properties, which no expiry of snapshots, compaction or rollback changes.
-- What a commit says of itself is in the summary of its snapshot. So is each sink's newest tag, for older versions.
+- The description of a commit is in the summary of its snapshot. So is each sink's newest tag, for older versions.
 - A version is the sequence number of a snapshot; 0 is the table before its first one.
 
 Source: iceberg.apache.org/spec; docs/decisions/0099-iceberg-sink.md.

@@ -228,7 +228,7 @@ class Columns:
                 raise self._refused(f"the name of the column {name!r} {fault}", "rename it in a .select(...)")
             if lower.count(name.lower()) > 1:
                 raise self._refused(
-                    f"two columns are named {name!r} without regard to case, which Spark does not tell apart",
+                    f"two columns are named {name!r} if letter case is ignored, as Spark does",
                     "rename one of them in a .select(...)",
                 )
 
@@ -244,8 +244,8 @@ class Columns:
         for field in kind:
             if lower.count(field.name.lower()) > 1:
                 raise self._refused(
-                    f"two fields in the column {column!r} are named {field.name!r} without regard to case, which Spark "
-                    "does not tell apart",
+                    f"two fields in the column {column!r} are named {field.name!r} if letter case is "
+                    "ignored, as Spark does",
                     "rename one of them in a .select(...)",
                 )
             self._check_inner_names(column, field.type)

@@ -5,9 +5,9 @@ epochs that were never completed.
 
 Invariants
     - An upload counts only in the log for which it was made, and only if all its objects are there.
-    - What a sweep deletes no commit names: its epochs lie between the last completed epoch of a timeline and the first
-      of a generation after it, so none of them is ever committed (P2); or the committer has committed its epoch, or a
-      later one, without it.
+    - No commit names an object that a sweep deletes: its epochs lie between the last completed epoch of a timeline and
+      the first of a generation after it, so none of them is ever committed (P2); or the committer has committed its
+      epoch, or a later one, without it.
 
 Source: PROTOCOL P16, P23; docs/decisions/0056-one-committer.md.
 """

@@ -2,7 +2,7 @@
 
 Invariants
     - No transaction begins but by a statement that says BEGIN, and COMMIT has either committed or raised an error.
-    - What was confirmed has reached the server's disk, whatever `synchronous_commit` the database or role has.
+    - Confirmed rows have reached the server's disk, whatever `synchronous_commit` the database or role has.
     - A wait for another transaction's lock is bounded, so that a delivery reports it and is retried.
 
 Source: postgresql.org/docs/current/runtime-config-client.html; psycopg.org/psycopg3/docs.

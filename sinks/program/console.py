@@ -6,7 +6,7 @@ driver prints and removes the files (runtime/execution/results.py). The tags sta
 Invariants
     - The lines are in place before the tag moves, and a delivery that is repeated writes the same file again: every row
       is printed, and printed again only if a process died between printing it and moving the tag.
-    - What was printed cannot be taken back: a rewind moves the tags and prints rows again.
+    - Printed rows cannot be taken back: a rewind moves the tags and prints rows again.
 
 Source: PROTOCOL P17.
 """

@@ -210,6 +210,6 @@ def _all_known(ops: NDArray[np.int8]) -> bool:
 def _damaged(why: str) -> Damaged:
     return Damaged(
         f"a staged part is broken: {why}",
-        not_done="its epoch was not delivered, nor any epoch after it",
+        not_done="neither its epoch nor a later one was delivered",
         next_step="check the store that holds the job's root; holdfast checkpoints verify JOB names what is broken",
     )

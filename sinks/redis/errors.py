@@ -8,7 +8,7 @@ A login or a command that this user is not allowed is NotAdmitted: an administra
 and nothing is lost until then.
 
 Invariants
-    - What may succeed when it is tried again is Unavailable; nothing else is.
+    - An error is Unavailable if and only if a retry may succeed.
     - No message shows a row, or the value of a secret.
 
 Source: redis.io/docs, error codes of the protocol; redis.exceptions.

@@ -171,6 +171,6 @@ class Redis(Ownership, Sink):
             f"{self.where}: the rows there have other columns or another key than the stream: {found.decode()}, the "
             f"stream has {wanted.decode()}",
             not_done="nothing was written there",
-            next_step="give the sink another prefix; or, if readers can tell both forms apart, remove the note: "
+            next_step="give the sink another prefix; or, if readers can distinguish both forms, remove the note: "
             f"HDEL {self.place.book} '{COLUMNS.decode()}'",
         )

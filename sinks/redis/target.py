@@ -189,7 +189,7 @@ class RedisTarget(Merges, Target):
         return ConfigError(
             f"{self._where}: the rows up to epoch {tag.epoch} take more than {REQUEST_BYTES_MAX:,} bytes, which is too "
             "much for one request",
-            not_done="no row of this epoch was written, nor of any later one",
+            not_done="no rows of this or a later epoch were written",
             next_step="rewind to the epoch that was last delivered (holdfast status JOB; holdfast rewind JOB.py "
             "--to-epoch N --apply), with shorter checkpoint intervals or more workers",
         )

@@ -6,7 +6,7 @@ open connection is noticed before anything is written.
 
 Invariants
     - Rows are loaded before the write transaction begins: loading locks nothing but the connection's own tables.
-    - What an exception leaves behind is undone: no call finds a transaction of an earlier one.
+    - A transaction that an exception leaves open is rolled back: no call finds a transaction of an earlier one.
 
 Pure: no clock, thread or I/O of its own. PROTOCOL P17, P24.
 """

@@ -8,7 +8,7 @@ connection. Rows travel as canonical values (values.py); the dialect alone knows
 
 Invariants
     - Names reach a statement only through `quoted`, `table`, `own` and `temporary`; values only as parameters.
-    - What a write transaction has read of rows that it changes, and of rows that it holds, is still so when it commits.
+    - Rows that a write transaction changes, or holds, have the values that it has read until it commits.
     - `row_order` is the order in which one connection added rows, and in which before-images of one key were added.
     - A driver's error that has no meaning here is a bug, and is raised as it is.
 

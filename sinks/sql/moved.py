@@ -9,7 +9,7 @@ An earlier version noted no tables. Its images belong to the table that the sink
 
 Invariants
     - No value of one table is ever written into another one.
-    - What the rewind would leave in another table is reported, and nothing is undone then.
+    - Rows that the rewind would leave in another table are reported, and nothing is undone then.
 
 Pure: no clock, thread or I/O of its own. Source: PROTOCOL P21; docs/decisions/0106-sinks-that-move.md.
 """

@@ -7,7 +7,7 @@ An object is in parts, and is listed after the last of them: a kill, which keeps
 listed object without a part. Parts of objects that are not listed are erased before the next process writes.
 
 Invariants
-    - What `get` returns has the hash that was asked for.
+    - The data that `get` returns has the requested hash.
     - After a kill, at most FLUSH_OBJECTS objects or FLUSH_BYTES bytes are missing, and those that were being flushed.
 
 For use by one thread at a time. Reads and writes through the KeyValue port; no other I/O, clock or thread.

@@ -96,7 +96,7 @@ def lost_to_compaction(commits: Commits, ranges: Iterable[VoidRange]) -> str | N
         return None
     return (
         f"the rows from offset {hit.first} to before {hit.end} of partition {hit.partition} cannot be removed: "
-        f"the log was compacted up to offset {left.end(hit.partition)}, and the rows that they replaced are gone"
+        f"the log was compacted up to offset {left.end(hit.partition)}, which removed the rows that they replaced"
     )
 
 

@@ -208,7 +208,7 @@ class Cut:
         with suppress(*_gone()):
             self._heal()
             return f"{len(self._flows())} connections through it now"
-        return "the proxy is gone"
+        return "the proxy no longer exists"
 
     def _heal(self) -> None:
         if self._kind.does == "down":

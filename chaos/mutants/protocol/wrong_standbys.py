@@ -56,7 +56,7 @@ def leaves_out_the_newest(right: Right) -> Right:
 VERSIONS: tuple[tuple[str, str, str, tuple[Any, str, Callable[[Right], Right]]], ...] = (
     ("standby-ahead-of-commit", "DESIGN 4.5", "a standby follows an epoch before its record is in the log",
      (standbys, "follow", runs_ahead)),
-    ("standby-leaves-out-a-segment", "DESIGN 5", "a standby takes its copy for complete without the newest segment",
+    ("standby-leaves-out-a-segment", "DESIGN 5", "a standby considers its copy complete without the newest segment",
      (following, "opened_beyond", leaves_out_the_newest)),
 )  # fmt: skip
 """Name, rules, what it does, what it replaces."""

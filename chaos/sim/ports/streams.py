@@ -70,7 +70,7 @@ class ControlStream:
         if self.open:
             self.open = False
             if self._world.random.random() < 0.7:
-                self._tell_worker("the driver is gone")
+                self._tell_worker("the driver has ended")
 
     def _send(self, up: bool, message: Any) -> None:
         faults = self._world.faults

@@ -39,7 +39,7 @@ def add_parser(subparsers: Any) -> None:
     parser = add_command(
         subparsers,
         "events",
-        "What happened to a job: starts, restarts with cause and duration, new partitions, savepoints, rewinds, stops, "
+        "List events of a job: starts, restarts with cause and duration, new partitions, savepoints, rewinds, stops, "
         "its end.",
         "holdfast events hot-auctions\nholdfast events hot-auctions --all --last 100",
     )

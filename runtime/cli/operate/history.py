@@ -125,7 +125,7 @@ def _unseen(shown: Status, job: joblog.Job, live: Status | None, now_us: int) ->
 def _lost(shown: Status, driver: DriverProcess) -> Status:
     where = f"the driver (pid {driver.pid} on {driver.host})"
     if is_gone(driver):
-        return _unreachable(shown, f"{where} is gone", "run the job again: it resumes from its last checkpoint")
+        return _unreachable(shown, f"{where} no longer runs", "run the job again: it resumes from its last checkpoint")
     ago = f"{driver.seen_ms / 1000:,.0f} s"
     if is_running(driver):
         reason = f"{where} runs, but has not been able to report to {shown.root} for {ago}"

@@ -5,8 +5,8 @@ of a task that is at work; the job of that epoch is run again.
 
 Invariants
     - Only a process below the job's own is ever killed.
-    - What proves the recovery happened after the kill: lines of progress may be read long after they were written, so
-      the job log says where the job was.
+    - The evidence of the recovery is from after the kill. Lines of progress may be read long after they were written,
+      so the position of the job is read from the job log.
 
 Source: docs/decisions/0047-microbatch.md.
 """

@@ -4,7 +4,7 @@ Checkpoints that have expired need nothing of the topic any more. Once some have
 compaction up to the oldest checkpoint that is left is worth it.
 
 Invariants
-    - What any retained checkpoint needs stays.
+    - Records that any retained checkpoint needs stay.
     - Nothing is compacted between a rewind and the repair of the topic, or while another driver owns it.
 
 Source: docs/decisions/0055-changelog-topic.md; PROTOCOL P16.

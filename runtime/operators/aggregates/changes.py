@@ -28,7 +28,7 @@ FROM_NOW_IN_WINDOWS = f"{FROM_NOW}, also in windows that are open"
 Kept = Mapping[str, Any]
 """The identity of an operator with aggregates."""
 _NULL = repr(None)
-_UNTOLD = "; for keys that have a state it would begin as null, because the state does not tell null from no value yet"
+_UNTOLD = "; for keys with state it would begin as null, because its column does not distinguish null from no value"
 _BEGIN_NULL = "let the field begin as None, or give it a type without None; or give the operator a new name"
 
 

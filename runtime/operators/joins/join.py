@@ -137,7 +137,7 @@ class Join(KeyedStep):
         if before["how"] != now["how"]:
             found.refuse(
                 f"was how={before['how']!r} and now is how={now['how']!r}",
-                "; its state does not tell which rows have joined or were emitted",
+                "; its state does not record which rows have joined or were emitted",
             )
 
     def text(self) -> str:

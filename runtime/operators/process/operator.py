@@ -12,8 +12,8 @@ columns shows only when the whole frame is converted; the frame is then handled 
 checked before the next call.
 
 Invariants
-    - What a key's function sees depends on its records and timers, on the watermark and, if it asks, on the clock,
-      never on how records were batched.
+    - A key's function sees only its records and timers, the watermark and, if it asks, the clock; its view never
+      depends on how records were batched.
     - Nothing of a failed call is kept: no state, timer, row or number.
     - A handler sets timers only for later times, so firing ends; after the end of the input, a key that fires without
       an end fails the job.

@@ -8,7 +8,7 @@ and after keys that do not occur any more were forgotten.
 Only aggregates that are folded by compiled operations are held, and nothing while tables are larger than their memory.
 
 Invariants
-    - What is held of a slice are the values of all of its rows in the table, or of no rows if it has none.
+    - A held slice has the values of all its rows in the table; it has no values if the slice has no rows.
 
 Pure.
 Source: docs/decisions/0062-slices.md.

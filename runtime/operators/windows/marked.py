@@ -6,8 +6,8 @@ window consists of several rows, those of one key have to be in one round. Then 
 into the order of their key groups; after that a turn numbers the keys of a few key groups.
 
 Invariants
-    - Of the rows that were marked when the pass began, those that still have their mark are given out, each once.
-    - If a window consists of several rows, the rows of one key are given out together.
+    - Each row that was marked when the pass began, and still has its mark, is returned once.
+    - If a window consists of several rows, the rows of one key are returned together.
 
 Pure. Source: docs/decisions/0082-early-results.md.
 """

@@ -280,7 +280,7 @@ class TestCut:
         cut = pair.find("data-blackhole", "upstream", timeout=0)
         assert server.ways("data", lambda pid: None) == []
         assert not cut.begin()
-        assert cut.heal() == "the proxy is gone"
+        assert cut.heal() == "the proxy no longer exists"
         pair.close()
 
     def test_a_slow_close_of_an_ended_process_does_not_begin(self, server: Toxiproxy) -> None:

@@ -147,7 +147,7 @@ class TestFiles:
         with inbox.opened() as opened:
             inbox.folder.rename(inbox.folder.parent / "unmounted")
             for asked in (opened.partitions, lambda: opened.read(0, 0, ANY), lambda: opened.whole_from(0)):
-                with pytest.raises(Unavailable, match="the folder .* is gone"):
+                with pytest.raises(Unavailable, match="the folder .* does not exist"):
                     asked()
             (inbox.folder.parent / "unmounted").rename(inbox.folder)
             assert numbers(opened) == [1]

@@ -216,7 +216,7 @@ class TestWiderType:
     def test_is_refused_if_the_state_does_not_distinguish_a_default_from_a_value(self) -> None:
         first, added = plan_of(n=hf.count()), plan_of(n=hf.count(), low=hf.min("v"))
         now = plan_of(widened(v=pa.int64()), n=hf.count(), low=hf.min("v"))
-        assert "does not tell a value from the lack of one" in refusal(first, added, now).what
+        assert "does not distinguish a value from no value" in refusal(first, added, now).what
         evolved(added, now)  # since the first checkpoint, every key has a value
 
 

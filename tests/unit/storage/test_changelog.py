@@ -306,7 +306,7 @@ class TestAnyHistory:
                 try:
                     world.rewind(max(kept), timeline + 1)
                 except ConfigError as error:
-                    assert "the rows that they replaced are gone" in error.what and self.compacted(world)
+                    assert "which removed the rows that they replaced" in error.what and self.compacted(world)
                 else:
                     states, timeline = kept, timeline + 1
             elif kind == "compact":

@@ -347,7 +347,7 @@ class TestVoidRanges:
         plan = plan_repair("the log", world.store, to)
         assert plan.verdict == "impossible" and "compacted up to offset 2" in (plan.reason or "")
         before = world.store.list("")
-        with pytest.raises(ConfigError, match="the rows that they replaced are gone"):
+        with pytest.raises(ConfigError, match="which removed the rows that they replaced"):
             repair("the log", world.store, to, pause=lambda _: None)
         assert world.store.list("") == before
         world.deliver(3, (1, 12))
@@ -402,7 +402,7 @@ class TestRaces:
 
     def test_a_compaction_during_a_rewind_makes_the_rewind_refused(self, hooked: World) -> None:
         self.between(hooked, lambda: hooked.compact())
-        with pytest.raises(ConfigError, match="the rows that they replaced are gone"):
+        with pytest.raises(ConfigError, match="which removed the rows that they replaced"):
             hooked.rewind(1)
         assert read(hooked) == [(1, 2, 20), (2, 1, 11)]
 
@@ -695,7 +695,7 @@ class TestAnyHistory:
                 back = max(0, epoch - what)
                 gone = [row for row in model.kept if row.epoch > back]
                 if self._is_lost(world, back, timeline + 1):
-                    with pytest.raises(ConfigError, match="the rows that they replaced are gone"):
+                    with pytest.raises(ConfigError, match="which removed the rows that they replaced"):
                         world.rewind(back, timeline + 1)
                     continue
                 assert all(row.offset >= model.compacted for row in gone)

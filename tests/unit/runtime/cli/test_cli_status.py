@@ -167,7 +167,7 @@ class TestStatus:
         job.live(driver=live["driver"])
         shown = holdfast("status", "hot", "--json").json
         assert shown["state"] == "unreachable"
-        assert shown["reason"].endswith("is gone")
+        assert shown["reason"].endswith("no longer runs")
 
     def test_the_status_of_an_older_generation_is_ignored(self, holdfast: Holdfast, history: Begin) -> None:
         job = history("hot").live()
