@@ -100,8 +100,20 @@ def modules(*folders: str) -> list[Path]:
     return sorted({path for path in found if "__pycache__" not in path.parts})
 
 
-TRANSLATED = re.compile(r"\b(stays so|[Nn]obody|[Ww]hoever|anew|for good|[Ww]hat is no|not known whether)\b")
+TRANSLATED = re.compile(
+    r"\b(stands? at|stays? so|by itself|(?:is|are) gone|[Tt]ells?(?!:)|anew|for good|at hand|[Nn]obody|[Ww]hoever|"
+    r"[Ww]hat is no|not known whether|"
+    r"[Tt]ak(?:e|es|ing) (?:it|them|\w+|(?:an?|the|its|their) \w+) for (?:it|an?|another|that|those|complete|rows))\b|"
+    r"(, nor)\b"
+)
 """Words that read as translated."""
+OPENING = re.compile(r"(?:^|[.!?:] +|^[ ]*(?:[-|*] +)?)(Of|What) (?![^.]*\?)", re.MULTILINE)
+"""The first word of a sentence that does not begin with its subject; questions may."""
+EDITED = (
+    *("runtime/worker/", "runtime/wire/", "runtime/sources/", "sinks/kafka/", "storage/kafka/"),
+    *("docs/extend/", "docs/architecture.md"),
+)
+"""Not checked for words yet: other commits rewrite them."""
 POINTS = re.compile(r"See (\w+\.)*[A-Z]\w*\.\w+\.?")
 """A docstring that only names what a method implements."""
 OURS = modules(*FOLDERS, "src/holdfast", "tools")
@@ -148,6 +160,15 @@ def messages() -> Iterator[tuple[Path, int, str]]:
         for node in nodes(path):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in bare:
                 yield path, node.lineno, node.value
+
+
+def docstrings() -> Iterator[tuple[Path, int, str]]:
+    """Every docstring of a module, class, function or attribute: file, line, text."""
+    for path in OURS:
+        for node in nodes(path):
+            match node:
+                case ast.Expr(value=ast.Constant(value=str(text))):
+                    yield path, node.lineno, text
 
 
 def lines_of_pages() -> Iterator[tuple[Path, int, str]]:
@@ -255,13 +276,14 @@ class TestWords:
         }
         none([word for word in GLOSSARY if word not in defined])
 
-    def test_messages_and_pages_are_in_plain_words(self) -> None:
+    def test_messages_pages_and_docstrings_are_in_plain_words(self) -> None:
         """As docs/style.md has it: name the actor, and use the verbs of the trade."""
         none(
             [
                 at(path, line, f"{word!r}: see the table of words in docs/style.md")
-                for path, line, text in (*messages(), *lines_of_pages())
-                for word in TRANSLATED.findall(text)
+                for path, line, text in (*messages(), *lines_of_pages(), *docstrings())
+                if not path.relative_to(ROOT).as_posix().startswith(EDITED)
+                for word in (*(found[1] or found[2] for found in TRANSLATED.finditer(text)), *OPENING.findall(text))
             ]
         )
 
