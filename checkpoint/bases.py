@@ -109,7 +109,7 @@ def undelivered(handle: SnapshotHandle, delivered: Mapping[Subtask, Epoch]) -> S
 
     Args:
         delivered: By writer, the epoch through which the topic has everything. Epochs of one lineage grow, so the epoch
-            of a tag says as much as the tag.
+            of a tag identifies the tag.
     """
     left = tuple(s for s in handle.segments if s.writer is None or delivered.get(s.writer, NO_EPOCH) < s.epoch)
     return handle if len(left) == len(handle.segments) else replace(handle, segments=left)

@@ -47,7 +47,7 @@ def expirable(job: Job, rule: Retention, now_us: int) -> Epoch:
     """Return the last epoch whose checkpoint may expire, 0 if there are too few to be worth a record.
 
     Savepoints neither expire nor count towards the newest `checkpoints`. Every turn of the driver asks, so few
-    checkpoints are looked at: one that precedes an old one is old, whatever a clock that was changed says of it.
+    checkpoints are looked at: a checkpoint before an old one is old too, even if a changed clock gave it a later time.
     """
     assert rule.checkpoints >= 1
     nameless = len(job.completed) - len(job.before_savepoints)

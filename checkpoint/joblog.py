@@ -40,8 +40,8 @@ from holdfast.storage.hashed import fits_hash, own_hash, with_hash
 
 FORMAT_VERSION = 5
 """Format 1 has no hash at the end of a record; format 2 has no hash of the previous record and no owners in a LogStart;
-format 3 does not say in a LogStart what the owners completed. All can be read. Only `Forked` is written as format 5:
-earlier versions, which do not know it, read every other record."""
+format 3 does not record in a LogStart which epochs the owners completed. All can be read. Only `Forked` is written as
+format 5: earlier versions, which do not know it, read every other record."""
 _WRITTEN = 4
 """The format of every other record."""
 SAVEPOINT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,99}")
@@ -64,7 +64,8 @@ class Origin(msgspec.Struct, frozen=True):
     timeline: Timeline
     epoch: Epoch
     targets: dict[str, dict[str, str]]
-    """Where that job delivers, by sink: its `kind`, and its place by argument; empty if its checkpoint did not say."""
+    """Where that job delivers, by sink: its `kind`, and its place by argument; empty if its checkpoint did not record
+    it."""
 
 
 class Forked(msgspec.Struct, frozen=True, tag="Forked", tag_field="kind"):

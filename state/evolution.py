@@ -90,7 +90,7 @@ def column_widens(narrow: ColumnSpec, wide: ColumnSpec) -> bool:
 
 
 def _fits(values: Values, column: ColumnSpec) -> bool:
-    """Return whether values are what the declaration says."""
+    """Return whether values conform to the declaration."""
     if isinstance(values, np.ndarray):
         return column.plain and values.dtype == column.dtype
     return not column.plain and values.type == column.arrow and (column.nullable or not values.null_count)

@@ -321,7 +321,7 @@ async def _write(pipe: Callable[[str, bytes], Awaitable[object]], objects: Mappi
 
 
 def _exists(answer: object) -> bool:
-    """Return whether an answer says that the name is taken; some stores do not say which condition failed."""
+    """Return whether an answer means that the name is taken; some stores do not report which condition failed."""
     return isinstance(answer, FileExistsError) or (isinstance(answer, BaseException) and code_of(answer) == EXISTS)
 
 

@@ -5,7 +5,7 @@ live faults; another one runs the slow tests, and the total takes longer if thos
 rate (RATE, records a second), far below what two cores can read: sizes follow the rate, which must not follow the load
 of the machine. It needs half an hour to be judged, so HOURS must be at least 2.
 
-Exit status: 0 if every part passed, else 1; the last lines say which did not.
+Exit status: 0 if every part passed, else 1; the last lines name those that did not.
 """
 
 from __future__ import annotations

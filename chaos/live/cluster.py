@@ -86,7 +86,7 @@ class LiveCluster:
         """Restart hosts that have ended, as a supervisor would; return a description of what was done."""
         ended = []
         for number, host in enumerate(self._hosts):
-            # A JVM whose first thread is gone must not be waited for before its last thread is gone.
+            # A JVM whose first thread has ended must not be waited for before its last thread has ended.
             if host is not None and (host.poll() is not None or is_gone(psutil.Process(host.pid))):
                 host.wait()
                 ended.append(number)

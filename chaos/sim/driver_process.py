@@ -150,7 +150,7 @@ class DriverProcess(DriverEnd):
             self.call(lambda: process.stream.to_worker(message), lambda: points.of_message(message))
 
     def note(self, message: m.FromDriver) -> None:
-        """Let the checkers see what the driver says."""
+        """Show a message of the driver to the checkers."""
         if isinstance(message, m.Trigger):
             self._world.checks.triggered(message, self.owner)
         if isinstance(message, m.Deploy):

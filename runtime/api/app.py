@@ -178,10 +178,10 @@ class App:
         Args:
             name: Identity of the source: offsets are kept under it.
             source: For example `hf.Log("data/bids", Bid)`.
-            event_time: Column that says when a record happened: timestamp[us, UTC], without nulls. Or a row-wise
-                expression that computes it, such as `hf.device_clock(...)` or `pl.coalesce("a", "b").alias("at")`: it
-                becomes the last column of the stream, whose rows are then `hf.Row`. A record for which it is null is
-                undecodable.
+            event_time: Column with the time at which a record happened: timestamp[us, UTC], without nulls. Or a
+                row-wise expression that computes it, such as `hf.device_clock(...)` or `pl.coalesce("a",
+                "b").alias("at")`: it becomes the last column of the stream, whose rows are then `hf.Row`. A record for
+                which it is null is undecodable.
             out_of_orderness: How far a record's event time may lie behind that of records before it. Default: "0s".
             watermark: Instead of out_of_orderness, a column or row-wise expression of type timestamp[us, UTC]: a time
                 before which no later record of the same partition happened. Null: the record gives no watermark.
@@ -223,7 +223,7 @@ class App:
             name: Identity of the source: offsets are kept under it.
             source: For example `hf.Log("data/customers", Customer)`, a log that a sink with `key=` wrote, a generator.
             key: The columns that identify a row.
-            event_time: Column that says from when on a row is valid, for `.lookup(..., as_of="event_time")`. Rows that
+            event_time: Column with the start of a row's validity, for `.lookup(..., as_of="event_time")`. Rows that
                 delete have it too, which those of a changelog that a sink wrote do not.
             deleted: A bool column that marks records which delete; default: `holdfast_deleted`, as in a changelog, if
                 the source has it. The table is without it.

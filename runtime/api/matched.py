@@ -1,7 +1,7 @@
 """Patterns in streams: checks the arguments of `.match(...)` and adds the step to the graph.
 
-The result is a dataclass. Without `select=` its fields say what they hold: a key column, the event time column (the
-time of the match), or `<step>_<column>`. With `select=` a function makes the row.
+The result is a dataclass. Without `select=` the names of its fields select their values: a key column, the event time
+column (the time of the match), or `<step>_<column>`. With `select=` a function makes the row.
 
 Pure.
 """

@@ -107,7 +107,7 @@ def _lost(taken: SourceTaken) -> str:
 
 
 def _range(taken: SourceTaken) -> tuple[tuple[str, Any], ...]:
-    """Return the members of the JSON object that say which offsets an epoch passed."""
+    """Return the members of the JSON object for the offsets that an epoch passed."""
     lost = [list(each) for each in taken.lost_ranges]
     return (("from_offset", taken.first), ("to_offset", taken.end), *((("lost", lost),) if lost else ()))
 

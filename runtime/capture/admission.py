@@ -1,8 +1,8 @@
 """Which requests are taken, and which of them are stored together: group commit with a bounded queue.
 
 A request goes through this machine once: `admit` gives it room before its body is read, then either `withdraw` ends it
-(it is refused for what it says) or `arrived` puts it into the queue. Requests in the queue become a batch, one commit
-of the log, when the oldest has waited `linger_ms` or the batch is full; there is one commit at a time, and what arrives
+(it is refused for its content) or `arrived` puts it into the queue. Requests in the queue become a batch, one commit of
+the log, when the oldest has waited `linger_ms` or the batch is full; there is one commit at a time, and what arrives
 meanwhile is the next batch. So under load a batch grows to what arrives during a commit.
 
 Invariants

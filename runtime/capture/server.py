@@ -262,7 +262,7 @@ class Server:
         return size
 
     async def _read(self, request: web.Request, held: _Held) -> Accepted | Refused | Echo | Verdict:
-        """Read a request; return what it says, or why its body was not read to its end."""
+        """Read a request; return its content, or why its body was not read to its end."""
         try:
             async with asyncio.timeout(BODY_WITHIN_S):
                 body = await self._body(request, held)

@@ -1,10 +1,10 @@
 """The log that the changes of a table are captured into.
 
-Its tag of one writer says what it holds: the timeline is the number of the attempt at a snapshot, the epoch the
-position of the database up to which all changes are in. Epoch 0 means that the attempt has begun. Each append names the
-tag that its process has read and is refused if the log has another one (P17). So of two processes only one appends from
-a position, a process that was overtaken appends nothing, and an append whose reply was lost is found when the tag is
-read again.
+The tag of its one writer describes its contents: the timeline is the number of the attempt at a snapshot, and the epoch
+is the position of the database up to which it has all changes. Epoch 0 means that the attempt has begun. Each append
+names the tag that its process has read and is refused if the log has another one (P17). So of two processes only one
+appends from a position, a process that was overtaken appends nothing, and an append whose reply was lost is found when
+the tag is read again.
 
 Invariants
     - The rows of a snapshot become visible in one commit, with its position; before it, the log has no rows.

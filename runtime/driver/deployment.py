@@ -157,7 +157,7 @@ def all_ended(state: Master) -> bool:
 
 
 def all_report(state: Master, said: Callable[[m.Heartbeat], bool]) -> bool:
-    """Return whether every subtask says this of all its partitions: a heartbeat may precede an assignment."""
+    """Return whether every subtask reports this for all its partitions: a heartbeat may precede an assignment."""
     true = [h for h in state.workers.values() if h.subtask is not None and said(h.heartbeat)]
     if len(true) < state.rules.parallelism:
         return False

@@ -74,7 +74,7 @@ def gather(state: Master, now: float) -> Step:
 
 
 def _unheard(hosted: Hosted) -> m.Heartbeat:
-    """Return the last heartbeat without what it says of an older generation; copies and progress outlive that."""
+    """Return the last heartbeat without its facts about an older generation; copies and progress outlive that."""
     return structs.replace(hosted.heartbeat, ended=False, caught_up=False, quiet=NO_EPOCH, partitions=0, broken_to=())
 
 

@@ -120,7 +120,7 @@ def _left_out(kill: Kill) -> Kill:
 
 
 def _unproven(kill: Kill, leaves_out: bool) -> int:
-    """Return how many deaths say that the job gets nowhere.
+    """Return how many deaths show that the job makes no progress.
 
     A search for a row has not ended while the function gets more rows than its limit: such deaths do not count.
     """

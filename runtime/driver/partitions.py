@@ -329,7 +329,7 @@ def hold_back(state: Master, now: float, every: float) -> Step:
 
 
 def _reached(state: Master, hosted: Hosted) -> dict[Place, Reached]:
-    """Return how far a worker says that it has read the partitions that this run has not read to their end."""
+    """Return how far a worker has read the partitions that this run has not read to their end, by its report."""
     said, until = hosted.heartbeat.progress, state.rules.until
     boundless = {source for group in state.rules.aligned for source in group.boundless}
     ends = {(at.source, at.partition): at.offset for at in said.ends}

@@ -128,7 +128,7 @@ class Called:
     source: str | None
     """The source whose records it gets, if its step reads a source directly."""
     leaves_out: bool
-    """A row for which it ends its process is left out, as its on_error says."""
+    """Its on_error allows leaving out a row for which it ends its process."""
 
 
 @dataclass(frozen=True)
@@ -318,7 +318,7 @@ class Closing:
 
 @dataclass(frozen=True)
 class Deployed:
-    """Every subtask has a worker; epochs are closed once all are ready. The phases below say how long that goes on."""
+    """Every subtask has a worker; epochs are closed once all are ready. The phases below define when that ends."""
 
     base: Manifest | None
     deployed_at: float
@@ -399,7 +399,7 @@ class Over:
 Phase = Opening | Loading | Repairing | Repaired | Gathering | Deployed | Interrupted | Over
 
 
-# What outlives a phase
+# Data that outlives a phase
 
 
 @dataclass(frozen=True)

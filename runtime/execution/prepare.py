@@ -102,7 +102,7 @@ def prepare(
 
 
 def _started(facts: Facts) -> Prepared:
-    """Copy sources, and return what the facts say about the run. Nothing else may refuse the job after hours."""
+    """Copy sources, and return the run that the facts describe. Nothing else may refuse the job after hours."""
     folder, before = facts.folder, facts.folder.before
     adopted = facts.adopted
     plan, operators = identified(facts.plan, folder.operators, facts.given)

@@ -124,7 +124,7 @@ def _create(stored: Stored, repository: Repository, record: Record, wait: Callab
 
 
 def _targets(manifest: Manifest) -> dict[str, dict[str, str]]:
-    """Return where the job of a checkpoint delivers, by sink, as far as the checkpoint says it."""
+    """Return where the job of a checkpoint delivers, by sink, as far as the checkpoint records it."""
     shape = manifest.shape
     if not isinstance(shape, dict) or not shape_changes.readable(shape):
         return {}

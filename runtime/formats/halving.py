@@ -16,7 +16,7 @@ Together = Callable[[Sequence[bytes], Sequence[int], dict[int, str]], pa.RecordB
 
 
 class Unfit(Exception):
-    """The lines cannot be decoded together; the text says why, for a single line."""
+    """The lines cannot be decoded together; the text is the reason for a single line."""
 
 
 def by_halves(

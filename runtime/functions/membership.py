@@ -1,4 +1,4 @@
-"""member: a filter that says whether a value may be among those of a key, after Bloom.
+"""member: Bloom's filter, which tests whether a value may be among those of a key.
 
 A value sets some bits of the filter, which follow from its hash. A value whose bits are all set may have been seen; one
 with a bit that is not set has not. State is a sorted list of the bits that are set, and all bits once these are

@@ -114,7 +114,7 @@ class Host:
             plan, ports, self._after, lambda _writer, _tag: self._beat_soon(), self._fail, staged_bytes_max
         )
 
-    # What the driver's loop asks of workers
+    # Requests of the driver's loop to workers
 
     def launch(self, number: int) -> None:
         """Answer as a worker that has started."""

@@ -101,7 +101,7 @@ class Ports:
         self.budget, self.paused = budget, paused
 
     def send(self, message: m.FromWorker) -> None:
-        """A task says nothing to the driver but its result."""
+        """A task sends only its result to the driver."""
 
     def lane(self, name: str) -> Lane:
         """A task does everything itself."""

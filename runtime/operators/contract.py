@@ -313,7 +313,7 @@ class Step(ABC):
         return ()
 
     def leaves_out(self) -> bool:
-        """Return whether it leaves out a row for which its function ends its process, as on_error says."""
+        """Return whether on_error makes it leave out a row for which its function ends its process."""
         return False
 
     def rebound(self, other: Callable[[Function], Function]) -> Step:
@@ -404,7 +404,7 @@ class Work(Protocol):
 
 
 Leave = Callable[[pa.RecordBatch, int, int, str], None]
-"""leave(batch, row, base, did): leave a row out, as on_error says; `did` is what the function did, in words."""
+"""leave(batch, row, base, did): leave a row out, according to on_error; `did` describes the function's action."""
 
 
 ROUNDS = pa.RecordBatch.from_arrays([pa.Array.from_buffers(pa.null(), 1 << 40, [None])], ["round"])

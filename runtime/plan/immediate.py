@@ -100,7 +100,8 @@ def repeats(spec: SinkSpec) -> bool:
 def not_to_grow(plan: Plan) -> dict[str, str]:
     """Return the sources that must keep their partitions, each with a sink that is written immediately from it.
 
-    Another number of partitions changes which partition a key is in, and every key of such a target has one (P22).
+    A different number of partitions moves keys to other partitions, but in such a target each key has one partition
+    (P22).
     """
     sources = {spec.name: plan.fragments[spec.fragment].source for spec in plan.sinks if is_immediate(spec)}
     for spec in filter(repeats, plan.sinks):

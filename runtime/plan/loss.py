@@ -1,7 +1,8 @@
 """Whether a source will remove records before a job has read them.
 
-A source with the trait `removes_old` says what it still has and what it removes soon. Two looks some time apart show
-how fast the job reads and how fast records come; at that pace, the job either reaches what is removed in time, or not.
+A source with the trait `removes_old` reports the records that it still has and those that it removes soon. Two looks
+some time apart show how fast the job reads and how fast records come; at that pace, the job either reaches what is
+removed in time, or not.
 
 Invariants
     - A job that has read all that there was at the earlier look keeps up, whatever the source removes.

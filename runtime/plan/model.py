@@ -161,7 +161,8 @@ class Plan:
         return drawn(f"plan of {self.app}", self._boxes())
 
     def _boxes(self) -> list[Box]:
-        """Return the sources and steps of all fragments; a text beside an arrow says by which key rows are shuffled."""
+        """Return the sources and steps of all fragments; a text beside an arrow names the key by which rows are
+        shuffled."""
         boxes, last, sent = list[Box](), dict[tuple[int, int], int](), dict[int, int]()
         for fragment in self.fragments:
             into = tuple((sent[index], joined(self.edges[index].key)) for index in fragment.input_edges)

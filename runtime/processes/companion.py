@@ -282,7 +282,7 @@ class _Accompanying:
             if 0 in ready:
                 if os.read(0, 1) == _BYE:
                     return
-                pipe = []  # the worker has ended or only closed its pipe: its process descriptor tells which
+                pipe = []  # the worker has ended or only closed its pipe: its process descriptor shows which
             if self._stream is not None and self._stream.fileno() in ready:
                 self._unlink()  # a driver never sends anything here: it dismissed the worker, or has ended
             alive = os.getppid() == self._pid and not (self._process in ready)

@@ -107,7 +107,7 @@ class TlsConnection:
                 if not self._fill():
                     raise ConnectionResetError("the peer left during the TLS handshake") from None
             except ssl.SSLError:
-                self._flush()  # sends the alert that tells the peer why
+                self._flush()  # sends the alert with the reason to the peer
                 raise
             else:
                 self._flush()

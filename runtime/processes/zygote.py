@@ -326,7 +326,7 @@ def _content(descriptor: int) -> bytes:
 
 def _described(error: BaseException) -> str:
     text = "".join(traceback.format_exception_only(error)).strip()[:ERROR_CHARS_MAX]
-    return text.encode("utf-8", "backslashreplace").decode()  # a message may quote what is no text, such as a file name
+    return text.encode("utf-8", "backslashreplace").decode()  # a message may quote bytes that are not text: file names
 
 
 def _flush(stream: Any) -> None:

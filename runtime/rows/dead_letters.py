@@ -5,7 +5,7 @@ the source or operator that refused the record, delivered after the commit, with
 dead letter exactly once, and an epoch that did not complete leaves none.
 
 `raw` keeps the record unchanged: one row as an Arrow IPC stream with its own schema, or bytes and text as the source
-had them; `form` says which. No part of it is ever run as code.
+had them; `form` names the form. No part of it is ever run as code.
 
 Invariants
     - A dead letter depends on its record and the plan alone: no clock, no host, no attempt.

@@ -326,8 +326,8 @@ def _holds_categorical(dtype: pl.DataType) -> bool:
 def _same_in_pieces(expr: pl.Expr, types: pl.Schema) -> bool:
     """Compute a synthetic table whole, in swapped halves, and row by row, and compare the results.
 
-    An expression that fails on the synthetic values (because it parses dates, say) passes: its nodes have already
-    passed their checks.
+    An expression that fails on the synthetic values (for example because it parses dates) passes: its nodes have
+    already passed their checks.
     """
     frame = pl.DataFrame({name: _values(dtype) for name, dtype in types.items()}, schema=types)
     half = SYNTHETIC_ROWS // 2

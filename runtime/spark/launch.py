@@ -110,7 +110,7 @@ def start_context(
 
 
 def check_java(environment: Mapping[str, str]) -> None:
-    """Refuse to start Spark without Java, which would take a while to say so.
+    """Refuse to start Spark without Java; Spark itself would take longer to report that.
 
     Raises:
         Unavailable: there is no Java where Spark's scripts look for it.
@@ -188,7 +188,7 @@ def check_slots(context: SparkContext, needed: int, standbys: int = 0, note: Cal
 
 
 def most_slots(master: str) -> int | None:
-    """Return how many task slots a master can ever have; None if its URL does not say."""
+    """Return how many task slots a master can ever have; None if its URL does not show it."""
     if master == "local" or master.startswith("local["):
         return 0  # its only process has all of its slots from the start
     cluster = re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]", master)
@@ -251,7 +251,7 @@ class SparkHost:
         context.setJobGroup(self._group(number), f"holdfast worker {number}", interruptOnCancel=True)
         try:
             placed(context, number, avoid).mapPartitions(self._run).collect()
-        except Exception as error:  # noqa: BLE001 - any end of the job means that the worker is gone
+        except Exception as error:  # noqa: BLE001 - any end of the job means that the worker has ended
             self._ended(number, first_line(error))
         else:
             self._ended(number, None)
@@ -263,7 +263,7 @@ class SparkHost:
 def placed(context: SparkContext, number: int, avoid: Sequence[Site]) -> RDD[int]:
     """Return the number as a dataset of one partition, whose task Spark prefers to run elsewhere than in these places.
 
-    Spark waits for a free slot there as long as `spark.locality.wait.node` says, then takes any.
+    Spark waits for a free slot there for `spark.locality.wait.node`, then takes any.
     """
     preferred = elsewhere(executor_hosts(context), avoid) if avoid else []
     if not preferred:

@@ -19,7 +19,7 @@ _AT = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[^:/\[\]]+))(?::(?P<po
 
 
 def addresses(master: str) -> list[tuple[str, int]] | None:
-    """Return where the masters of this URL listen; None if the URL does not say, as with local or yarn.
+    """Return where the masters of this URL listen; None if the URL does not name addresses, as with local or yarn.
 
     Raises:
         ConfigError: it is not the URL of a Spark master.
@@ -43,7 +43,7 @@ def addresses(master: str) -> list[tuple[str, int]] | None:
 
 
 def unreached(master: str, within_s: float = CONNECT_WITHIN_S) -> str | None:
-    """Return why no master accepts a connection; None if one does, or if the URL does not say where they listen.
+    """Return why no master accepts a connection; None if one does, or if the URL does not name their addresses.
 
     Raises:
         ConfigError: it is not the URL of a Spark master.

@@ -59,7 +59,7 @@ class Calendar:
     def slices(self, times: Times) -> Times:
         dates = self._dates(times)
         begins, ends = self._begin(dates), self._begin(self._move(dates, 1))
-        # Where clocks are changed around midnight, the date alone does not tell the day.
+        # If clocks are changed around midnight, the date alone does not determine the day.
         moved = (times >= ends).astype(np.int64) - (times < begins)
         return np.where(moved == 0, ends, self._begin(self._moved(dates, 1 + moved)))
 

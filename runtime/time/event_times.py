@@ -1,8 +1,8 @@
 """Event times and watermarks that a source computes from the columns of its records.
 
 Both are row-wise expressions, checked like any other (expressions.py), so they do not depend on how records fell into
-batches. An event time becomes a column of the stream. A watermark is read and forgotten: null means that a record says
-nothing about how far event time has come.
+batches. An event time becomes a column of the stream. A watermark is read and forgotten: null means that a record gives
+no watermark.
 
 Pure.
 Source: docs/decisions/0071-watermarks-of-records.md.

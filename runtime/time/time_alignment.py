@@ -49,7 +49,7 @@ class Group(NamedTuple):
     patience: float
     """How long event time may stand still in a partition that limits the others."""
     boundless: frozenset[str] = frozenset()
-    """Those of the sources that always have more records, whatever they say about their ends."""
+    """Those of the sources that always have more records, even if they report an end."""
 
 
 class Limit(NamedTuple):

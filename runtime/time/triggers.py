@@ -53,7 +53,7 @@ def count_of(records: int) -> CountOf:
 
 @checked("hf.all_time", "(hf.count_of(100))")
 def all_time(trigger: CountOf) -> AllTime:
-    """One window per key that never ends; the trigger says when its aggregates are emitted and begin again.
+    """One window per key that never ends; the trigger decides when its aggregates are emitted and begin again.
 
     `all_time(hf.count_of(100))` emits the aggregates of every 100 records of a key, in the order of arrival. The result
     has the keys, the event time column if the stream has one, and the aggregates. Its event time is that of the record

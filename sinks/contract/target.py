@@ -120,7 +120,7 @@ class Target(ABC):
             Unavailable: the outcome is unknown, or the target is busy: read the tag, then try again.
             Fenced: the target is on a newer timeline, or another history of the job has taken it over; this
                 process may not write again.
-            Damaged: the target's own bytes are broken, or it no longer holds what `known` says.
+            Damaged: the target's own bytes are broken, or it no longer holds the delivery of `known`.
             ConfigError: the target, as it is now, can never take these rows.
         """
 

@@ -43,7 +43,7 @@ COMMIT = "commit"
 AT_ATTEMPTS = 2
 """How often an older version is loaded before it counts as gone. The library has no error for that alone."""
 _CHECKPOINT_INTERVAL = 100
-"""Commits per checkpoint of a table that does not say."""
+"""Commits per checkpoint of a table that does not configure it."""
 HISTORY_READ = (8, 128, 2_048)
 """How many commits of a history are read at first, and how many next; then all that are left."""
 _IDENTITY_VERSION = 6
@@ -129,7 +129,7 @@ class DeltaConnection:
         return None
 
     def committed(self, name: str, numbers: dict[str, int | None]) -> None:
-        """Remember our own last commit, and what the book says after it."""
+        """Remember our own last commit, and the book after it."""
         self._last, self._numbers = name, numbers
 
     @contextmanager
@@ -344,6 +344,6 @@ def _restored(commit: Mapping[str, Any]) -> int | None:
 
 
 def _info(commit: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return what the commit of a sink says of itself; None: another program made it."""
+    """Return the sink's description in a commit; None: another program made the commit."""
     found = commit.get(INFO)
     return found if isinstance(found, Mapping) else None

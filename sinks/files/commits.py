@@ -72,7 +72,7 @@ def open_stores(path: str, *, writable: bool = False) -> Stores:
 
 
 def read_meta(own: ObjectStore) -> Meta | None:
-    """Return what `files.json` says; None if there is none. Raises Damaged, ConfigError."""
+    """Return the contents of `files.json`; None if it does not exist. Raises Damaged, ConfigError."""
     try:
         return decode_meta(own.get(META_PATH))
     except NotFound:
@@ -80,7 +80,7 @@ def read_meta(own: ObjectStore) -> Meta | None:
 
 
 def create_folder(own: ObjectStore, schema: pa.Schema, partitioning: Partitioning) -> Meta:
-    """Describe a new folder; return what it says, which another process may have been faster to say.
+    """Describe a new folder; return the description, which may be that of another, faster process.
 
     Raises:
         Unavailable: the folder may or may not have been described.

@@ -36,7 +36,7 @@ _DIGITS = re.compile(r"-?[0-9]+")
 
 
 class Unfit(Exception):
-    """A column or a value has no folder; the text says why."""
+    """A column or a value has no folder; the text is the reason."""
 
 
 @dataclass(frozen=True)

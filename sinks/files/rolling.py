@@ -41,7 +41,7 @@ def is_empty(data: bytes) -> bool:
     """Return whether the bytes are a file without rows."""
     try:
         return int(pq.read_metadata(pa.BufferReader(data)).num_rows) == 0
-    except (pa.ArrowException, OSError):  # what is no Parquet file
+    except (pa.ArrowException, OSError):  # not a Parquet file
         return False
 
 

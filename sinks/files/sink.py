@@ -40,7 +40,7 @@ class FilesSink(Repairs, Ownership, Sink):
         path: A folder or URL, absolute.
         partitioning: How rows are spread over folders.
         file_bytes: How large a file becomes before the next one of its epoch begins.
-        expected: The columns that the user says the rows have; None: those of the stream.
+        expected: The columns that the user declared for the rows; None: those of the stream.
     """
 
     key = None
@@ -153,7 +153,7 @@ class FilesSink(Repairs, Ownership, Sink):
         return size_of
 
     def _found(self) -> Meta | None:
-        """Return what the folder says of itself; None if it is to be created.
+        """Return the folder's description; None if the folder is to be created.
 
         Raises:
             ConfigError: it is that of a Delta table, whose readers would not see the files of this sink.

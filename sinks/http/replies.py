@@ -4,7 +4,7 @@
 |---|---|
 | 2xx | delivered |
 | 401, 403 | the receiver does not let the job in: delivery waits |
-| 408, 409, 425, 429, 5xx | try again; 409 says that a request with this key is still being processed |
+| 408, 409, 425, 429, 5xx | try again; 409 means that a request with this key is still being processed |
 | 3xx | refused: a redirected POST often becomes a GET, and loses the rows |
 | 422 | the receiver knows the key with another body, or does not take the rows |
 | other 4xx | the receiver does not take the rows |

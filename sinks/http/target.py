@@ -74,7 +74,7 @@ class HttpTarget(Target):
         if (found := self._covered(tag, known)) is not None:
             return found
         self._fault("before_begin")
-        self._fault("after_tag")  # What comes before the tag can be seen, so these points lie before all requests.
+        self._fault("after_tag")  # Requests before the tag are visible, so these points lie before all requests.
         self._fault("before_commit")
         rows, number = 0, 0
         for piece in in_pieces(requests_of(self._job, self._writer, tag, batches, self._batch_rows)):

@@ -74,7 +74,7 @@ MANIFEST_BYTES = 8 << 20
 """The size to which it merges them, as the library does for appends."""
 _AT_LEAST: Any = GreaterThanOrEqual
 _AT_MOST: Any = LessThanOrEqual
-"""Their types do not say how they are called."""
+"""Their type hints do not describe how they are called."""
 CREATED_WITH: Mapping[str, str] = {
     "format-version": "2",
     "commit.manifest-merge.enabled": "true",
@@ -448,7 +448,7 @@ def _is_first(snapshot: Snapshot) -> bool:
 
 
 def _info(said: str | None) -> Mapping[str, Any] | None:
-    """Return what the commit of a sink says of itself; None: another program made it."""
+    """Return the sink's description in a commit; None: another program made the commit."""
     if said is None:
         return None
     try:

@@ -44,7 +44,7 @@ class Iceberg(LakehouseSink["LoadedVersion"]):
         catalog: The database of the catalogue, as a URL of SQLAlchemy without a password: "sqlite:///lake/catalog.db",
             relative to the working directory, or "postgresql://USER@HOST/DATABASE".
         warehouse: The folder of the catalogue's tables, which the driver and every worker see, or a URL such as
-            "s3://bucket/lake". A table that exists is where the catalogue says.
+            "s3://bucket/lake". An existing table stays at its location in the catalogue.
         key: Columns by which rows replace each other: each epoch is merged into the table. Without it, rows are only
             added.
         partition_by: Columns by whose values the table is partitioned; whole numbers, text or dates.

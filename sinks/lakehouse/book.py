@@ -9,7 +9,7 @@ depends on it.
 - A number holds a tag: timeline * 2**40 + epoch, which grows as tags do.
 - A number holds 6 bytes of a text: an owner's token takes several names.
 - A table with a key belongs to one sink of one job. It has the number of that sink, so that a look needs one name; the
-  text that says which sink it is is read if the number is another one's.
+  text that identifies the sink is read only if the number is another one's.
 - A table whose rows are only added has the number 0, and the first two sinks as text: no sink with a key is the only
   writer there. Only one job may use a sink's name, and its number is noted under that name: a recreated job would add
   all rows a second time.
@@ -44,7 +44,7 @@ NEWEST = f"{PREFIX}/newest/"
 TABLE = f"{PREFIX}/table"
 """The name of the number of the sink that the table belongs to."""
 SINKS = f"{TABLE}/sinks"
-"""The name of the text that says which sink that is, or which sinks add rows."""
+"""The name of the text that identifies that sink, or the sinks that add rows."""
 ADDED = 0
 """The number of a table whose rows are only added."""
 SINKS_MAX = 2
@@ -99,7 +99,7 @@ class Book:
         return Rival(*others[0], self.held(*others[0])) if others else None
 
     def noted(self) -> bool:
-        """Return whether the table says to which sink it belongs, or that rows are only added."""
+        """Return whether the table records the sink that it belongs to, or that rows are only added."""
         return self._number(TABLE) is not None
 
     def must_take_over(self, job_uuid: str, sink: str, keyed: bool, claim: Claim | None) -> bool:

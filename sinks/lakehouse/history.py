@@ -27,8 +27,8 @@ class Entry:
     Args:
         info: The description that a Holdfast sink wrote into its commit; None: another program made the commit.
         after: The version that it was made on; None: the number before its own.
-        restored: The version whose rows another program restored with it, `UNKNOWN` if it does not say which; None: it
-            restored none.
+        restored: The version whose rows another program restored with it, `UNKNOWN` if the commit does not name it;
+            None: it restored none.
     """
 
     version: int

@@ -1,6 +1,6 @@
 """Taking the output of a sink back: the table gets the rows of an older version, in one commit that moves the tags too.
 
-The commits of the sink are found in the history of the table, where each says its tag. From the newest one back, those
+The commits of the sink are found in the history of the table, where each has its tag. From the newest one back, those
 that the rewind undoes are followed until the first that stays; the version before the oldest of them is restored. That
 version's book has to agree, so a history with gaps, or a late commit of an old epoch, refuses the rewind instead of
 restoring too little.
@@ -122,7 +122,7 @@ def repair(
     key: tuple[str, ...] | None,
     fault: Fault = no_fault,
 ) -> Repair:
-    """Do what `plan` says, in one commit on the version that was planned for. Raises as Repairs.repair."""
+    """Carry out the plan, in one commit on the version that was planned for. Raises as Repairs.repair."""
     fault("before_begin")
     for _ in range(ATTEMPTS_MAX):
         table = connection.latest()

@@ -191,5 +191,5 @@ class TableTarget(Target):
 
 
 def commit_info(job_uuid: str, sink: str, tag: Tag, version: int) -> dict[str, Any]:
-    """Return what a commit says of itself."""
+    """Return the description of a commit."""
     return {"job": job_uuid, "sink": sink, "timeline": tag.timeline, "epoch": tag.epoch, "version": version}

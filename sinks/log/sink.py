@@ -83,7 +83,7 @@ class LogSink(Repairs, Audits, Ownership, Sink):
         key: Columns by which rows are partitioned; None: that of the log, or none if it is created. For an upsert
             stream its key, which it must be.
         partitions: Number of partitions if the log is created.
-        expected: The columns that the user says the log has; None: those of the stream.
+        expected: The columns that the user declared for the log; None: those of the stream.
     """
 
     path: str

@@ -62,7 +62,7 @@ Key = tuple[Any, ...]
 class BeforeImage:
     """A row that a delivery replaced; `before` holds the columns outside the key, None if there was no row.
 
-    Without a key, one image stands for all rows of a delivery: its key says `first` and `last` number.
+    Without a key, one image stands for all rows of a delivery: its key has their `first` and `last` number.
     """
 
     job_uuid: str

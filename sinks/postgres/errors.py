@@ -60,7 +60,7 @@ def said_by(error: psycopg.Error) -> str:
 
 
 def _at_opening(said: str) -> Meaning | None:
-    """Return what the server's words mean when it does not let a connection in; None if it says something else."""
+    """Return the meaning of the server's words when it refuses a connection; None for other words."""
     return next((meaning for words, meaning in _AT_OPENING if re.search(words, said)), None)
 
 

@@ -1,7 +1,7 @@
 """Connections to a Postgres server.
 
 Invariants
-    - No transaction begins but by a statement that says BEGIN, and COMMIT has either committed or raised an error.
+    - Only an explicit BEGIN starts a transaction, and COMMIT has either committed or raised an error.
     - Confirmed rows have reached the server's disk, whatever `synchronous_commit` the database or role has.
     - A wait for another transaction's lock is bounded, so that a delivery reports it and is retried.
 

@@ -40,7 +40,7 @@ class Postgres(TableSink):
         delivery: "transactional": the rows of an epoch become visible in one transaction, after its checkpoint.
             "idempotent": so too, and a key changes only by a newer tag than the one its row carries in the column
             `_holdfast_tag`; needs a key. Where no shuffle lies between source and sink, and the source is partitioned
-            by columns of the key, rows are written immediately, before the commit; `holdfast plan` says which it is.
+            by columns of the key, rows are written immediately, before the commit; `holdfast plan` shows which applies.
         schema: The schema of the table and of Holdfast's own tables. It must exist.
         password: Where the driver and each worker read the password: hf.secret("env:PG_PASSWORD"). Without it, libpq
             takes one from a password file (~/.pgpass, or `passfile=` in the string) or from PGPASSWORD.

@@ -1,9 +1,9 @@
 """Decides what remains of a row when some of its changes are taken back: the core of every repair from before-images.
 
-A rewind takes back the changes of the epochs after its base. Mostly these are the row's last ones: then it gets
-back what stood before the first of them. Where a writer that was behind changed the row later, with an older epoch,
-that change stays, and its before-image has to say from now on what the row held without what was taken back; else a
-second rewind would bring it to life.
+A rewind takes back the changes of the epochs after its base. Mostly these are the row's last ones: then it gets back
+what stood before the first of them. If a writer that was behind changed the row later, with an older epoch, that change
+stays. Its before-image is then rewritten without the changes that were taken back; else a second rewind would restore
+them.
 
 Invariants
     - The row ends as if only the changes that stay had been made, in the order in which they came.
@@ -110,7 +110,7 @@ def overtaken(where: str, standing: Tag, rewinding: Rewinding) -> Fenced:
 
 
 def dropped(epoch: int, rewinding: Rewinding) -> str:
-    """Say why the images that are needed are not there."""
+    """Return the reason why the needed images do not exist."""
     return (
         f"the rows from before epoch {epoch} are no longer kept, or never were, "
         f"and epoch {rewinding.to.epoch} is older: it lies beyond the rewind horizon"

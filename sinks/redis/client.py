@@ -68,7 +68,7 @@ class RedisConnection(Connection):
             client.execute_command("EVAL", RIGHTS, 2, self._place.book, unused, COLUMNS)
 
     def server(self) -> Server:
-        """Return what the server says about itself, as far as this user may know it."""
+        """Return the server's settings, as far as this user may read them."""
         with self._raising() as client:
             facts = _permitted(client.info)
             fsync = _permitted(lambda: client.config_get("appendfsync")) if facts else {}

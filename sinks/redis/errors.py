@@ -27,7 +27,7 @@ _SCRIPT = re.compile(
     r"^Error running script \(call to f_\w+\): @user_script:\d+: (?:@user_script: \d+: )?-?|"
     r",? script: \w+, on @user_script:\d+\.?$"
 )
-"""Where in our script a command failed: versions of the server say it before or behind what a user can act on."""
+"""Where in our script a command failed: some versions of the server put it before the useful text, others after it."""
 
 
 def meaning_of(where: str, error: exceptions.RedisError) -> HoldfastError:

@@ -7,7 +7,7 @@ deleted by its number unless the digest of the range is unchanged.
 
 Invariants
     - A range is recorded in the transaction that adds its rows.
-    - A table whose rows have no numbers gets no before-images, and its horizon says so.
+    - A table whose rows have no numbers gets no before-images, and its horizon records that.
 
 Pure: no clock, thread or I/O of its own. Source: PROTOCOL P21; sqlite.org/rowidtable.html, sqlite.org/lang_vacuum.html.
 """

@@ -123,7 +123,7 @@ def _image(row: tuple[int, int, int, str, str | None]) -> _Image:
 
 
 def _is_in(image: _Image, standing: Mapping[Subtask, Tag]) -> bool:
-    """Say whether the writer had delivered it when it stood there."""
+    """Return whether the writer had delivered it at that tag."""
     subtask, tag = image.delivery
     return subtask in standing and tag <= standing[subtask]
 
@@ -136,7 +136,7 @@ class _Strange(NamedTuple):
     lost: bool
     """The rows that it added first are no longer known."""
     certain: bool
-    """The plan says that it writes to this table."""
+    """According to the plan, it writes to this table."""
 
 
 class _Reading:

@@ -319,7 +319,7 @@ class Dialect(Protocol):
 
 @contextmanager
 def translated(dialect: Dialect, where: str) -> Iterator[None]:
-    """Raise the driver's errors as the kind that says who acts."""
+    """Raise the driver's errors as the kind that names who acts."""
     try:
         yield
     except dialect.errors as error:

@@ -23,7 +23,7 @@ from holdfast.sinks.sql.dialect import Column, Dialect
 from holdfast.sinks.sql.session import Session
 
 TAG_COLUMN = "_holdfast_tag"
-"""The column that a row's tag is in, with delivery="idempotent" (row_tags.py)."""
+"""The column with a row's tag, with delivery="idempotent" (row_tags.py)."""
 OURS = "holdfast_"
 """The prefix of all tables of Holdfast's."""
 

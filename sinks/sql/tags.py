@@ -3,8 +3,8 @@
 `holdfast_progress` has one row per writer: the tag of the last epoch whose output is in the target. `holdfast_undo` has
 one row per row that a delivery replaced, deleted or added, with its table and what was there before, so that a rewind
 can put it back. `holdfast_horizon` has the tag of the newest delivery of a writer whose before-images were dropped.
-`holdfast_owner` has one row per sink: the driver that last took the target over (see owners.py). `holdfast_table` says
-which sinks write to a table (see claims.py).
+`holdfast_owner` has one row per sink: the driver that last took the target over (see owners.py). `holdfast_table`
+records which sinks write to a table (see claims.py).
 
 Advancing the tag is the first statement of the delivery transaction. It takes the row lock, and it changes one row
 only if (timeline, epoch) grows; otherwise the transaction is rolled back and the tag is read again. Where one

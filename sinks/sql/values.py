@@ -6,8 +6,8 @@ date functions read: `2026-01-31T09:30:00.000000Z`, always UTC and always six di
 its dialect's decision; SQLite stores them as they are.
 
 Canonical JSON holds a before-image. Keys are sorted, there is no white space, integers and reals stay apart (`1`,
-`1.0`), reals keep every bit, and what JSON cannot say is an object with one member: `{"hex":"00ff"}` for binary,
-`{"real":"inf"}` for an infinity. `Dialect.row_json` writes it.
+`1.0`), reals keep every bit, and a value that JSON cannot express is an object with one member: `{"hex":"00ff"}` for
+binary, `{"real":"inf"}` for an infinity. `Dialect.row_json` writes it.
 
 Invariants
     - A row read back from canonical JSON has the same values and types.

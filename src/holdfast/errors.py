@@ -1,6 +1,6 @@
 """The few kinds of error. Each kind decides who has to act.
 
-A message says what happened, what was *not* done, and what to do next. A broken invariant is
+A message states the event, what was *not* done, and the next step. A broken invariant is
 an `assert` and stops the process; an expected refusal is an event, never an exception.
 """
 

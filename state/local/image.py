@@ -1,6 +1,6 @@
 """Images: the tables of a store as files on this machine, for the next process that needs them.
 
-Below a folder, every image is a folder: a `lock`, a `head` that says what the image is, and the arrays, large ones in
+Below a folder, every image is a folder: a `lock`, a `head` that describes the image, and the arrays, large ones in
 files of their own, small ones in one file. Several processes may map an image at a time; one that changes it is alone.
 
 Invariants

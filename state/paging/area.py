@@ -200,7 +200,7 @@ class Area:
 
 
 def _written(at: int) -> bool:
-    """Return whether pages of a private mapping of a file were written; True if the system does not say."""
+    """Return whether pages of a private mapping of a file were written; True if the system does not report it."""
     size = REGION_BYTES // _PAGE_BYTES * 8
     try:
         pagemap = os.open("/proc/self/pagemap", os.O_RDONLY)

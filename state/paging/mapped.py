@@ -144,7 +144,7 @@ class MappedFiles:
         size = os.fstat(file).st_size
         mapping = mmap.mmap(file, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
         array = np.frombuffer(mapping, dtype)
-        if (gone := self._files.get(array.ctypes.data)) is not None:  # its array is gone
+        if (gone := self._files.get(array.ctypes.data)) is not None:  # its array was freed
             os.close(gone.descriptor)
         self._files[array.ctypes.data] = _File(name, file, size, 0, weakref.ref(mapping))
         return array

@@ -1,7 +1,7 @@
 """Records found by an index: one record per key, in a slab; finding, inserting, and the room for both.
 
 A record has a number, its *slot*, which it keeps until the key is dropped; the next new key takes the slot then. This
-module gives kernels their memory and keys, and makes room for them; layout.py says what a record looks like.
+module gives kernels their memory and keys, and makes room for them; layout.py defines the form of a record.
 
 Invariants
     - A new record has default values and no flags but USED.

@@ -1,6 +1,6 @@
 """Values of a resident table's records: working and committed ones, of fixed width and of any.
 
-words.py says how values lie in the words of a record, indexed.py how a record is found.
+words.py defines how values lie in the words of a record, indexed.py how a record is found.
 
 Invariants
     - Committed values are in a second slab with the same slots. They mean something only while COMMITTED is set.

@@ -1,4 +1,4 @@
-"""A changelog: a log whose records put and delete rows by key; the first column says which.
+"""A changelog: a log whose records put and delete rows by key; the first column holds the operation.
 
 A delete record holds its key and the mark alone. So every column but the key may be null, whatever the rows allow, and
 a put of nothing but nulls is still a put.

@@ -85,7 +85,7 @@ class LogMeta:
     created_with: int | None = None
     """With how many columns the log was created, if more were added since."""
     changelog: bool = False
-    """Its records put and delete rows by key; the first column says which (changelog.py)."""
+    """Its records put and delete rows by key; the first column holds the operation (changelog.py)."""
 
     @property
     def rows(self) -> pa.Schema:

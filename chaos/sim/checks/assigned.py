@@ -36,7 +36,7 @@ class Assigned:
         """Partitions that triggers assigned, once for every generation."""
 
     def deployed(self, deploy: m.Deploy) -> None:
-        """A driver deploys a subtask; it may say so again."""
+        """A driver deploys a subtask; it may repeat the message."""
         base = self._cuts.get(deploy.base_epoch, {})
         for at in deploy.positions:
             self._given(deploy.generation, at.partition, deploy.subtask)

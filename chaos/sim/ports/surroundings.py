@@ -40,4 +40,4 @@ class Surroundings(Protocol):
     def lasts(self) -> ImmediateTable: ...
 
     def generation_of(self, process: Process) -> Generation:
-        """Return the generation that a process is in."""
+        """Return the generation of a process."""

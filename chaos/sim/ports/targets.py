@@ -83,7 +83,7 @@ class ProcessSink(Repairs, PlannedTable[SharedTable]):
     """A sink in the plan of one worker."""
 
     def __init__(self, world: Surroundings, process: Process, spec: SinkSpec) -> None:
-        """Args: spec: With the stand-in of the driver's plan, whose traits say whether it has one committer."""
+        """Args: spec: With the stand-in of the driver's plan, whose traits state whether it has one committer."""
         super().__init__(world, process, world.tables[spec.name])
         self.name, self._commits_once = spec.name, spec.sink.traits.commits_once
 

@@ -1,10 +1,10 @@
 """Decides which transactions of the stream are appended together, which are confirmed, and where the stream has to
 stop.
 
-The log's tag says up to which position it has all changes. A transaction whose commit lies before it is in the log and
-is left out, so a server may send everything again after a crash. Whole transactions become a batch, one commit of the
-log, when the oldest has waited `linger_ms` or the batch is full. A transaction that is too large to be held is staged
-in pieces, which its batch then names.
+The log's tag is the position up to which it has all changes. A transaction whose commit lies before it is in the log
+and is left out, so a server may send everything again after a crash. Whole transactions become a batch, one commit of
+the log, when the oldest has waited `linger_ms` or the batch is full. A transaction that is too large to be held is
+staged in pieces, which its batch then names.
 
 Changes of other tables move the server's log on, too. The tag follows it now and then by an append without rows:
 otherwise the server would have to keep its log for as long as the captured table is idle.

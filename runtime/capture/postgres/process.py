@@ -136,7 +136,7 @@ class Capture(Sessions):
                     raise
                 if waiting:
                     self._report({"event": "waiting", "reason": error.what})
-                waiting = True  # the connection of a process that has just ended is gone a moment later
+                waiting = True  # the connection of a process that has just ended closes a moment later
                 self._pause()
 
     def _take_snapshot(self, db: Db, table: SourceTable, target: Target, prefix: str) -> None:

@@ -1,6 +1,6 @@
-"""Slots and publications of a capture: their names, how they are created, and what the server says about them.
+"""Slots and publications of a capture: their names, how they are created, and the server's reports about them.
 
-A slot belongs to one attempt at a snapshot of one table for one log, and its name says so. So no capture ever uses the
+A slot belongs to one attempt at a snapshot of one table for one log, as its name shows. So no capture ever uses the
 slot of another log, of a table that has the name of an earlier one, or of an attempt that was given up.
 
 Source: postgresql.org/docs/current: view-pg-replication-slots.html, sql-createpublication.html.

@@ -1,9 +1,10 @@
 """The changes that a database keeps for a capture, until they are in the log.
 
-A row of `_holdfast_captures` says for each captured table which log its changes go to, by which attempt, which of them
-were removed because the log has them (`confirmed`), and which ones are appended next (`announced`). Changes are
-announced before they are appended, in a transaction that sees every change committed before it. So an append has whole
-transactions, and all of it is on the disk of the database. An append that was announced is not made larger.
+For each captured table, a row of `_holdfast_captures` records the log that receives its changes, the attempt, the
+changes that were removed because the log has them (`confirmed`), and those that are appended next (`announced`).
+Changes are announced before they are appended, in a transaction that sees every change committed before it. So an
+append has whole transactions, and all of it is on the disk of the database. An append that was announced is not made
+larger.
 
 So the log's tag is always one of both numbers. If it is not, database or log were restored from a copy.
 

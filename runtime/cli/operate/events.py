@@ -126,7 +126,7 @@ def events_of(stored: Stored, *, checkpoints: bool) -> list[dict[str, Any]]:
 
 
 def _unknown_event(record: joblog.Record) -> dict[str, Any]:
-    """Return an event with what every record says; the rest is None."""
+    """Return an event with the fields that every record has; the rest is None."""
     return {
         "seq": record.seq or None,
         "at": record.at,

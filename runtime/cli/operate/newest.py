@@ -26,6 +26,6 @@ def newest_of(found: Sequence[T], args: argparse.Namespace, shown: int) -> Seque
 
 
 def advise_of_rest(listed: Sequence[T], found: Sequence[T]) -> None:
-    """Say how to see the rest, if any."""
+    """Print how to see the rest, if any."""
     if len(listed) < len(found):
         advise(f"these are the newest {len(listed)} of {len(found):,}; for more: --last {len(found)}")

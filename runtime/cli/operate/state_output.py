@@ -98,7 +98,7 @@ def check_output(args: argparse.Namespace) -> None:
 
 
 class _Limited:
-    """At most `limit` rows; `more` says afterwards whether others follow."""
+    """At most `limit` rows; `more` is True afterwards if others follow."""
 
     def __init__(self, batches: Iterator[pa.RecordBatch], limit: int | None) -> None:
         self._batches, self._left = batches, limit

@@ -31,7 +31,7 @@ from holdfast.runtime.wire.clock import SystemClock
 LOOK_EVERY_S = 0.2
 DOT_EVERY_S = 1.0
 SAY_AFTER_S = 3.0
-"""From then on, a stop that waits says what for."""
+"""From then on, a waiting stop reports the reason."""
 
 
 def add_parser(subparsers: Any) -> None:

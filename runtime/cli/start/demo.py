@@ -199,7 +199,7 @@ def watch(run: Run, process: subprocess.Popen[str], lines: IO[str], kill_at: int
 
 
 def in_log(folder: Path) -> InLog:
-    """Return where the job is, as its log says."""
+    """Return the position of the job according to its log."""
     if not (folder / "root" / JOB / "log").exists():
         return InLog(0, 0)
     read = Repository(open_objects(str(folder / "root" / JOB), writable=False)).read_log()
@@ -207,7 +207,7 @@ def in_log(folder: Path) -> InLog:
 
 
 def show(run: Run, total: int) -> None:
-    """One line of progress: rewritten on a terminal; elsewhere every few seconds, if it says something new."""
+    """One line of progress: rewritten on a terminal; elsewhere every few seconds, if there is news."""
     now, terminal, text = time.monotonic(), sys.stderr.isatty(), progress_of(run, total)
     if not terminal and (now - run.shown_at < LINE_EVERY_S or text == run.shown):
         return

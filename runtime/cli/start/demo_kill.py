@@ -32,7 +32,7 @@ DAEMON = "holdfast.runtime.spark.daemon"
 
 
 class InLog(NamedTuple):
-    """Where the job log says that the job is; 0 if nothing is known."""
+    """The position of the job according to its log; 0 if unknown."""
 
     generation: int
     epoch: int

@@ -1,4 +1,4 @@
-"""`holdfast doctor`: checks what a job needs of this machine, and says how to fix what is missing.
+"""`holdfast doctor`: checks the requirements of a job on this machine, and reports how to meet those that are not met.
 
 Each check tries the real thing: it starts Spark's launcher with Java, imports the packages, and creates one object in
 the root twice. The checks remove what they create. doctor_cluster.py checks what protects a cluster,

@@ -414,7 +414,7 @@ def _restarts(status: Status) -> str:
 
 
 def error_of(outcome: Outcome, job: str) -> HoldfastError:
-    """Return the error that says why the run ended."""
+    """Return the error that ended the run."""
     error = outcome.error
     if error is not None and (outcome.kind in ("refused", "fenced") or error.kind == Fenced.kind):
         return replace(error, job=job).as_error()

@@ -35,7 +35,7 @@ class Share:
         self._in_bytes = frozenset(in_bytes)
 
     def seen(self, offsets: Mapping[Place, int]) -> None:
-        """Take where partitions are; the first report of one whose beginning is not known says it."""
+        """Note the positions of partitions; if the beginning of one is unknown, its first position is its beginning."""
         for place in self._ends.keys() - self._start.keys():
             if (at := offsets.get(place)) is not None:
                 self._start[place] = at

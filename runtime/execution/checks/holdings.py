@@ -4,7 +4,7 @@ Invariants
     - A target whose owner the job's log does not know is refused, unless the user names its sink.
     - A target beyond every epoch that its owner completed in the log is refused; only a rewind undoes its output.
     - A target below the newest delivery that the last manifest confirms is refused; nothing delivers that output again.
-    - A target to which the tag says more was delivered than it holds is refused, unless a rewind came since.
+    - A target that holds less than the tag records as delivered is refused, unless a rewind came since.
 
 Source: PROTOCOL P1, P17, P24; docs/decisions/0021-owned-targets.md, 0057-what-owners-completed.md.
 """

@@ -1,4 +1,4 @@
-"""Sources that are not as the code says, that cannot be reached, or that have no end with `--once`."""
+"""Refuses sources that differ from the code, are unreachable, or have no end with `--once`."""
 
 from __future__ import annotations
 

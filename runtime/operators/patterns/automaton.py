@@ -108,7 +108,7 @@ class Automaton:
 
         Args:
             alive: None of them is over.
-            fits: By condition, a bit that says whether its expressions hold.
+            fits: By condition, a bit that is set if its expressions hold.
 
         Raises:
             TooManyPartials: more than `partials_max` would be left, and more than there are.

@@ -43,7 +43,7 @@ ROWS = "rows"
 DUE = ColumnSpec("due", np.dtype(np.int64), LAST_US)
 """The time of a row that waits; never for others."""
 FITS = ColumnSpec("fits", np.dtype(np.int64))
-"""By condition, a bit that says whether its expressions hold for the row."""
+"""By condition, a bit that is set if its expressions hold for the row."""
 SAME = ColumnSpec("same", np.dtype(np.int64))
 """In the row with number 0: how many rows of its key came with its time."""
 KEPT = "row."

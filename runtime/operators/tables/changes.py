@@ -21,7 +21,7 @@ class Changes(Step):
     """Return the changes of a table as rows that are never replaced."""
 
     mark: str
-    """The column of the output that says whether the row was deleted."""
+    """The column of the output that is true if the row was deleted."""
 
     kind: ClassVar[str] = "changes"
 

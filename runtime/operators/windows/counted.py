@@ -1,8 +1,8 @@
 """Aggregates per key over every n records: emitted with the n-th one, and begun again.
 
 The state of a key is its aggregates since the last complete window and their number of records. The rows of a batch are
-numbered per key from there, which says in which window each one is. The windows that are complete are merged together,
-held states and rows alike; the other rows are folded into the state. No work is done per record.
+numbered per key from there; the number determines the window of each row. The windows that are complete are merged
+together, held states and rows alike; the other rows are folded into the state. No work is done per record.
 
 Invariants
     - Records of a key count in the order in which they arrive, each in one window.

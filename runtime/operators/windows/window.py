@@ -5,7 +5,7 @@ slices, and merging.py merges the slices of a window. The clock of a key group (
 which its windows are closed. A closed window never opens again (P11).
 
 Windows that are due are found by a scan over all rows, but only when event time passes the earliest due time. Windows
-that are shown before their end are found likewise, by processing time: early.py says which, and when.
+that are shown before their end are found likewise, by processing time: early.py defines which, and when.
 
 Invariants
     - A record is late if and only if the end of its last window plus the lateness is not after the clock.

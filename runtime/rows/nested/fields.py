@@ -45,7 +45,7 @@ SHOWN_MAX = 12
 
 
 class Unfit(Exception):
-    """A value does not fit its field; the text says where in the value, and why."""
+    """A value does not fit its field; the text names the place in the value, and the reason."""
 
     def __init__(self, why: str, path: str = "") -> None:
         super().__init__(why)

@@ -8,7 +8,7 @@ Invariants
     - The tasks write segments, and the driver appends those of the attempts whose results Spark returns, in one commit:
       other attempts add nothing.
     - Every copy has a folder of its own. `copy.json` names the one that the job reads, once it is sealed.
-    - A run reads the copy that its start chose, whatever `copy.json` says later.
+    - A run reads the copy that its start chose, even if `copy.json` changes later.
     - Workers get no DataFrame.
 
 Source: docs/decisions/0051-spark-frame.md.

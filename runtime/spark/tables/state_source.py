@@ -1,7 +1,7 @@
 """The Spark data source `holdfast-state`: the state of an operator, partitioned by ranges of key groups.
 
 The epoch is chosen when Spark plans the query, and every task reads that epoch, so a query sees one checkpoint. If it
-expires before a task has read it, the query fails and says so; a savepoint never expires.
+expires before a task has read it, the query fails with that reason; a savepoint never expires.
 
 Source: docs/decisions/0037-state-inspection.md; pyspark.sql.datasource.
 """

@@ -44,7 +44,7 @@ class Compared(ABC):
         """Compare rows with their records, whatever else was read."""
 
     def unique(self, row: Row) -> Iterable[Hashable]:
-        """Return what no other row has: its records, if the branch says nothing else."""
+        """Return values that no other row has: its records, unless the branch overrides this."""
         return self.ids(row)
 
     # The watch
