@@ -30,7 +30,7 @@ _NAME = re.compile(r"(\w+)/(\d{8})/(\d{12})[-/].+")
 _SLACK = 10
 """A tenth of the retained checkpoints may be overdue, so that not every checkpoint costs a record and a sweep."""
 _AT_ONCE = 1_000
-"""But not more than so many: to free those of an hour of short epochs takes some milliseconds of a driver's turn."""
+"""But not more than this many: to free those of an hour of short epochs takes some milliseconds of a driver's turn."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def expirable(job: Job, rule: Retention, now_us: int) -> Epoch:
     """
     assert rule.checkpoints >= 1
     nameless = len(job.completed) - len(job.before_savepoints)
-    least = min(_AT_ONCE, max(1, -(-(nameless - _SLACK + 1) // (_SLACK + 1))))  # so many are worth it, see _SLACK
+    least = min(_AT_ONCE, max(1, -(-(nameless - _SLACK + 1) // (_SLACK + 1))))  # this many are worth it, see _SLACK
     most = nameless - rule.checkpoints
     if least > most or not _is_old(_nameless(job, least - 1), rule, now_us):
         return NO_EPOCH

@@ -25,7 +25,8 @@ VERSION = 2
 EVERY = 500
 """How many records may follow the newest stored fold, at least."""
 SHARE = 32
-"""With many retained checkpoints it is one record per so many, or the bytes per epoch would grow with their number."""
+"""With many retained checkpoints it is one record per this many, or the bytes per epoch would grow with their
+number."""
 KEPT = 2
 """A reader may have listed the one before when the newest is stored."""
 

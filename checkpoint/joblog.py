@@ -303,7 +303,7 @@ class Job:
 
     @property
     def reaches(self) -> dict[str, Tag]:
-        """Return, by owner, the newest epoch that it has completed, or a later bound if that is not known.
+        """Return, by owner, the newest epoch that it has completed, or a later bound if that is unknown.
 
         In this history, the owner delivered nothing later.
         """

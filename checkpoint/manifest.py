@@ -55,7 +55,7 @@ _VERSION_WITH_COMMITTERS, _VERSION_WITH_TOPIC, _VERSION_WITH_TYPES, _VERSION_WIT
 COMPRESSED_FROM_BYTES = 1 << 16
 """Ten workers with full histories have as much. Smaller ones are plain JSON, which earlier releases read."""
 DELTA_SHARE = 3
-"""A difference is stored only if the whole manifest has at least so many times its size."""
+"""A difference is stored only if the whole manifest has at least this many times its size."""
 _PLAIN_TYPES = frozenset(
     (
         "bool",

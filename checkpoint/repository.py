@@ -372,7 +372,7 @@ def read_each(store: ObjectStore, refs: Sequence[ObjectRef]) -> Iterator[bytes]:
 
 
 def _groups(refs: Sequence[ObjectRef], most: int) -> Iterator[list[ObjectRef]]:
-    """Yield the references in order, in groups of at most so many, and of few bytes."""
+    """Yield the references in order, in groups of at most this many, and of few bytes."""
     group, size = list[ObjectRef](), 0
     for ref in refs:
         if group and (len(group) >= most or size + ref.size > TOGETHER_BYTES_MAX):

@@ -105,7 +105,7 @@ class StateStore:
         return any(table.unsettled for table in self._tables.values())
 
     def advance(self, records_max: int) -> None:
-        """Copy records that barriers froze, and commit copies; look at so many records at most.
+        """Copy records that barriers froze, and commit copies; look at this many records at most.
 
         Whatever needs them before does it then.
         """

@@ -59,7 +59,7 @@ def main(live: Sequence[str]) -> int:
 
 
 def _one_by_one(growth: float, rate: str, rest: float, live: Sequence[str]) -> dict[str, int]:
-    """Run the growth test, then the simulator and live faults, for so many hours; return the exit status of each."""
+    """Run the growth test, then the simulator and live faults, for this many hours; return the exit status of each."""
     print(f"growth of a job: {growth:g} h at {int(rate):,} records/s", flush=True)
     with _started([*PYTEST, "-s", GROWTH_TEST], {**_environment(growth), "RATE": rate}) as test:
         ended = {"growth": test.wait()}

@@ -306,7 +306,7 @@ class _Run:
         elif time.monotonic() > deadline:
             self._begun = None
             strike.heal()
-            self._calm_since = time.monotonic()  # it may have struck all the same
+            self._calm_since = time.monotonic()  # it may have struck anyway
 
     def _keep_pauses(self, fault: Planned) -> None:
         """Delay everything that follows by as much as this fault was late, so that the pauses keep their length."""

@@ -48,7 +48,7 @@ GIVEN_UP_AFTER_S = 0.8
 """After this long without a report Spark considers the executor of an attempt lost, and runs another attempt."""
 ORPHANED_S = (0.05, 1.0, 6.0)
 CANCELLED_S = (0.0, 0.1, 2.0)
-"""How long the tasks of a dead driver, and those of a cancelled job, may go on."""
+"""How long the tasks of a dead driver, and those of a cancelled job, may continue."""
 Place = tuple[int, Subtask]
 """Layer and subtask of a task."""
 
@@ -149,7 +149,7 @@ class Spark:
             self._world.schedule.after(delay, None, "", lambda: self._leave(cancelled))
 
     def orphan(self) -> None:
-        """The driver has ended; its tasks go on for a while."""
+        """The driver has ended; its tasks continue for a while."""
         for job in self._jobs.values():
             delay = self._world.random.choice(ORPHANED_S)
             self._world.schedule.after(delay, None, "", partial(self._leave, job))
@@ -236,7 +236,7 @@ class Spark:
         self._finish(job, Unavailable(why, not_done="the epoch was not completed", next_step="its job runs again"))
 
     def _finish(self, job: _Job, end: list[bytes] | Unavailable) -> None:
-        """Report the end of a job; attempts that it no longer needs go on for a while."""
+        """Report the end of a job; attempts that it no longer needs continue for a while."""
         del self._jobs[job.number]
         delay = self._world.random.choice(CANCELLED_S)
         self._world.schedule.after(delay, None, "", lambda: self._leave(job))

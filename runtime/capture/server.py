@@ -46,7 +46,7 @@ BODY_WITHIN_S = 20.0
 BODY_FIRST = 16 * 1024
 """Bytes of a body for which there is room before it is read: a sender that announces much and stalls holds no more."""
 ANSWER_WITHIN_S = 30.0
-"""Senders give up earlier; a request that waits longer is answered 503, and may be stored all the same."""
+"""Senders give up earlier; a request that waits longer is answered 503, and may be stored anyway."""
 STOP_WITHIN_S = 30.0
 """How long a stop waits for the requests that were admitted."""
 CLOSE_WITHIN_S = 5.0

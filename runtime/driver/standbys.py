@@ -37,7 +37,7 @@ from holdfast.runtime.driver.state import Deployed, Hosted, Master, Waypoint, Wa
 from holdfast.runtime.wire import messages as m
 
 COMPLETE_WITHIN = 4
-"""Copies that hold one of so many last epochs count as complete: a new epoch is on its way to them."""
+"""Copies that hold one of this many last epochs count as complete: a new epoch is on its way to them."""
 Follows = dict[WorkerId, tuple[Subtask, ...]]
 
 
@@ -142,7 +142,7 @@ def follow(state: Master) -> list[Effect]:
     place = job.uuid, job.generation, job.timeline, job.base_epoch
 
     def lineage(worker: WorkerId, subtask: Subtask) -> dict[Epoch, str]:
-        """Return the epochs from which the copy goes on; all that a local folder may hold, if there is no copy."""
+        """Return the epochs from which the copy continues; all that a local folder may hold, if there is no copy."""
         bases, at = local_bases(cuts, handles[subtask]), state.workers[worker].copied(subtask)
         return {epoch: bases[epoch] for epoch in (at, job.base_epoch)} if at in bases else bases
 

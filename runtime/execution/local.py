@@ -33,7 +33,7 @@ class OnThisMachine:
         zygote = self._zygote or Zygote.start()
         try:
             zygote.wait_until_ready(lambda: ports.note(STARTING))
-        except BaseException:  # also an interrupt of a program that goes on
+        except BaseException:  # also an interrupt of a program that continues
             zygote.close()
             raise
 

@@ -130,7 +130,7 @@ def bound(
 
 
 def rebound(name: str, kind: Kind, given: Sequence[pa.Field], filtered: bool) -> BoundAggregation:
-    """Return an aggregate as it was bound to these columns; its condition, if it was filtered, is not known.
+    """Return an aggregate as it was bound to these columns; its condition, if it was filtered, is unknown.
 
     Raises:
         ConfigError: the kind does not take these columns.

@@ -74,7 +74,7 @@ class CannotFold(Exception):
 
     Args:
         what: Completes "aggregate x = f('v') of operator 'o' ...".
-        group: The group of the row at fault; None if it is not known.
+        group: The group of the row at fault; None if it is unknown.
     """
 
     def __init__(self, what: str, next_step: str, group: int | None) -> None:

@@ -38,7 +38,7 @@ _HEADER = struct.Struct("<BBQB")
 """Format, bits of a value, bits of the filter, and the length of the type's name, which follows."""
 _ENTRY = np.dtype("<u4")
 _FILTERS_BYTES = 4 << 20
-"""Filters that are merged together have so many bytes, or there is one."""
+"""Filters that are merged together have this many bytes, or there is one."""
 _SCALES = 39
 _UNITS = ("s", "ms", "us", "ns")
 _TIMES = [pa.date32(), pa.date64(), pa.time32("s"), pa.time32("ms"), pa.time64("us"), pa.time64("ns")]

@@ -110,7 +110,7 @@ def member(
 
     Args:
         expected: About how many different values a key has, 1 to 1,000,000. It sets the size: 1.2 KB for 1,000 values.
-        error: The share of other values that the filter takes for members once it has seen so many, 1e-6 to below 1.
+        error: The share of other values that the filter takes for members once it has seen this many, 1e-6 to below 1.
     """
     return _of(membership.Member(expected, error), column, filter)
 

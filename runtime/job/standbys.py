@@ -15,7 +15,7 @@ from holdfast.runtime.job.live import Problem
 from holdfast.runtime.wire import messages as m
 
 STANDBYS_FAIL, STANDBY_LAGS = "standbys_fail", "standby_lags"
-"""Codes of problems; the job continues all the same."""
+"""Codes of problems; the job continues anyway."""
 FAILURES_SHOWN, LAG_SHOWN_EPOCHS = 3, 20
 
 

@@ -62,7 +62,7 @@ class Result(msgspec.Struct, frozen=True, tag="result"):
 
 
 class _Piece(msgspec.Struct, frozen=True):
-    """One frame of a block: a barrier, a watermark, or so many bytes of rows."""
+    """One frame of a block: a barrier, a watermark, or this many bytes of rows."""
 
     edge: int
     size: int = 0

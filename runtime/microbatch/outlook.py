@@ -260,7 +260,7 @@ class Outlook:
         return ends is not None and offset >= ends.get(place, 0)
 
     def _limit(self, place: Place, end: int) -> int:
-        if (ends := self._input_ends.get(place[0])) is not None:  # then the run goes on to the end of the input
+        if (ends := self._input_ends.get(place[0])) is not None:  # then the run continues to the end of the input
             return min(end, ends.get(place, 0))
         return min(end, self._until.get(place, end))
 

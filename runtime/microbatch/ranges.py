@@ -36,7 +36,7 @@ class Pace:
         return min(self.rows, max(1, int(self.rate * max(since_last_s, 0.05))))
 
     def took(self, rows: int, seconds: float, filled: float = 0.0) -> Pace:
-        """Return the pace after a job that read so many records.
+        """Return the pace after a job that read this many records.
 
         Jobs that read few show what a job takes without records; half of the time at least goes into records.
 

@@ -79,7 +79,7 @@ class Ports:
     """Services that a task needs from the process that runs it.
 
     Args:
-        pause: Waits for so many seconds.
+        pause: Waits for this many seconds.
         mark: Records which Python function is called.
         budget: Memory that the state may use; None: there is no limit.
         paused: Uploads that the process leaves out after one was refused; kept over its tasks.

@@ -1,6 +1,6 @@
 """How long one turn of a worker's loop runs Python functions, and how many rows it starts together.
 
-The cost of a user's function is not known beforehand: a microsecond or a second per row. During a turn the worker
+The cost of a user's function is unknown beforehand: a microsecond or a second per row. During a turn the worker
 handles no message, no barrier and no stop. So the functions are interrupted when a turn has lasted `TURN_S`, and resume
 in the next one. Work that cannot be interrupted at any row is started in portions that `Pace` sizes: the records of one
 read, because a source has a position only between reads, and the rows of one call of `map_batches`.
@@ -97,7 +97,8 @@ class TimeSlice:
         return 0 if self._clock is None else self._clock.wall_us()
 
     def pace(self, first: int = ROWS_FIRST) -> Pace:
-        """Return a pace that learns from this clock, beginning with so many rows; without a clock there is no limit."""
+        """Return a pace that learns from this clock, beginning with this many rows; without a clock there is no
+        limit."""
         return Pace(ROWS_MAX if self._clock is None else first)
 
 

@@ -64,8 +64,8 @@ class Ahead:
         lane: Does the reading.
         bytes_max: 0 reads nothing before it is asked for.
         watch: Returns a lane that waits for records; None: the worker looks for them from time to time.
-        alone_for: For so many epochs, read in the thread that asks, and nothing ahead: then only code that this thread
-            has marked runs (docs/design/0121). None: always.
+        alone_for: For this many epochs, read in the thread that asks, and nothing ahead: then only code that this
+            thread has marked runs (docs/design/0121). None: always.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Ahead:
         self._watch().submit(wait, ended)
 
     def reserve(self, size: int) -> bool:
-        """Return whether so many bytes may be read ahead; if so, they are taken."""
+        """Return whether this many bytes may be read ahead; if so, they are taken."""
         if self.alone or size > self._left:
             return False
         self._left -= size
@@ -145,7 +145,7 @@ class ReaderAhead:
     """Reads the next batch while the worker is busy with the last one.
 
     Args:
-        read: Reads from an offset, at most so many bytes; called in the lane.
+        read: Reads from an offset, at most this many bytes; called in the lane.
         take: Called in the operator thread when records are about to be handed over; returns whether the source still
             stands by them. May raise.
         offset: Where to begin.

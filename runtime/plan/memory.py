@@ -19,7 +19,7 @@ from holdfast.runtime.plan.compiler import Plan
 
 MIB = 1 << 20
 ROCKS_SHARE, UNFINISHED_SHARE = 8, 4
-"""One part in so many of what channels leave is for RocksDB, and for changes that no completed epoch holds."""
+"""One part in this many of what channels leave is for RocksDB, and for changes that no completed epoch holds."""
 ROCKS_BYTES_MAX = 192 * MIB
 """With more, restores are not faster: RocksDB is read once, and written in small batches."""
 ROCKS_BYTES_MIN = 16 * MIB
@@ -80,7 +80,7 @@ class Budget:
 
     @property
     def early_from(self) -> int:
-        """With so many bytes dirty, a worker asks for a barrier before it is due: the freeze will double them."""
+        """With this many bytes dirty, a worker asks for a barrier before it is due: the freeze will double them."""
         return self.unfinished // 2
 
     @property

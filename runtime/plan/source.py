@@ -238,7 +238,7 @@ class Kept:
         first: The lowest offset that can still be read.
         end: The offset after the last record.
         by_age: Records before this offset are removed for their age within the time that was asked about; None: none
-            are, or it is not known.
+            are, or it is unknown.
         by_size: The oldest records are removed as new ones arrive.
         called: The name of the partition in its system, if the number is one of the source's own.
     """

@@ -170,7 +170,7 @@ class LocalHost:
     def __init__(self, run: zygote.Run, ended: Ended, ready: Zygote | None = None) -> None:
         try:
             self._task = _anonymous(zygote.packed(run))
-        except BaseException:  # also an interrupt of a program that goes on
+        except BaseException:  # also an interrupt of a program that continues
             if ready is not None:
                 ready.close()
             raise
@@ -206,7 +206,7 @@ class LocalHost:
             with self._changed:
                 if not hurry:
                     self._changed.wait_for(lambda: not self._alive, LEAVE_WITHIN_S)
-        finally:  # also after an interrupt of a program that goes on
+        finally:  # also after an interrupt of a program that continues
             for each in (self._zygote, self._ready):
                 if each is not None:
                     each.close()

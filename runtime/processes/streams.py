@@ -105,7 +105,7 @@ class Stream:
         self._socket.settimeout(None)
 
     def end_when_silent_for(self, seconds: float) -> None:
-        """Treat the stream as closed when the peer's system has answered nothing for so many seconds, at least four.
+        """Treat the stream as closed when the peer's system has answered nothing for this many seconds, at least four.
 
         The system probes a connection on which nothing arrives; that of the peer answers even if the process is stopped
         or does not read. Where this end waits for acknowledgements no probe is sent: then the other end notices.

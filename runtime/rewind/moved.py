@@ -29,7 +29,7 @@ def lacks_output(there: Manifest, here: Manifest, job_uuid: str, spec: SinkSpec)
         here: The last checkpoint.
 
     Returns:
-        The reason, and whether the job could continue in the target all the same.
+        The reason, and whether the job could continue in the target anyway.
 
     Raises:
         HoldfastError: the target cannot be read.

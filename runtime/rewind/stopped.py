@@ -149,7 +149,7 @@ def _reported(job: Job, owner: str, state: State, reason: str | None) -> Status:
 def _last_words(lanes: ThreadLanes, tell: Callable[[Status], None], reported: Status) -> None:
     """Write the final `live.json` after any write in progress, because readers see the last one.
 
-    If that fails, readers wait until the file is stale; the rewind has succeeded all the same.
+    If that fails, readers wait until the file is stale; the rewind has succeeded anyway.
     """
     over = threading.Event()
 

@@ -381,7 +381,7 @@ class TestDriver:
             drop_state: The state to give up, as for `holdfast run --drop-state`.
 
         Raises:
-            ConfigError: `holdfast run` would refuse the changed app; the present one goes on.
+            ConfigError: `holdfast run` would refuse the changed app; the present one continues.
         """
         plan = _plan_of(app, len(self.cluster.rules.key_ranges))
         self._refuse_after_end()

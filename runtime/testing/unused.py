@@ -22,7 +22,7 @@ from holdfast.runtime.worker.intake import Intake
 
 
 def followed_us(plan: Plan, spec: SourceSpec, tables: Sequence[pa.Table], told: Sequence[int | None]) -> int | None:
-    """Return the lowest watermark of the partitions in use; None if the time of one is not known.
+    """Return the lowest watermark of the partitions in use; None if the time of one is unknown.
 
     Args:
         tables: The records of each of these partitions.

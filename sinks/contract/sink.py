@@ -76,7 +76,7 @@ class Sink(ABC):
 
         Raises:
             ConfigError: the existing target differs, or it cannot be written.
-            NotAdmitted: the target does not let the user in; a job that has used it before waits all the same.
+            NotAdmitted: the target does not let the user in; a job that has used it before waits anyway.
             Unavailable: the target is unreachable now.
         """
 

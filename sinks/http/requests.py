@@ -34,7 +34,7 @@ _KEY_VERSION = 1
 
 @dataclass(frozen=True)
 class Request:
-    """A POST request, with so many rows."""
+    """A POST request, with this many rows."""
 
     key: str
     body: bytes

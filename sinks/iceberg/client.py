@@ -69,7 +69,7 @@ INFO = "holdfast"
 SMALL_BYTES = 32 << 20
 """A file below this size that a merge changes is written into one file with the new rows."""
 MANIFESTS_MAX = 20
-"""From so many small manifests on, a merge by key writes them as one."""
+"""From this many small manifests on, a merge by key writes them as one."""
 MANIFEST_BYTES = 8 << 20
 """The size to which it merges them, as the library does for appends."""
 _AT_LEAST: Any = GreaterThanOrEqual

@@ -30,7 +30,7 @@ from holdfast.storage.log.reader import existing_meta
 from holdfast.storage.log.segment import verified_batches, verified_bytes
 
 TOGETHER_BYTES_MAX = 16 << 20
-"""Segments of so many bytes are read side by side; a larger one is read alone."""
+"""Segments of this many bytes are read side by side; a larger one is read alone."""
 
 Segment = LogSegment | CompactedSegment
 

@@ -234,7 +234,7 @@ def is_full(state: Delivery, epochs_max: int = BACKLOG_EPOCHS_MAX, bytes_max: in
 
 
 def too_much(epochs: int, size: int, epochs_max: int = BACKLOG_EPOCHS_MAX, bytes_max: int = BACKLOG_BYTES_MAX) -> bool:
-    """Return whether a backlog of so many epochs and bytes stops the sources."""
+    """Return whether a backlog of this many epochs and bytes stops the sources."""
     return epochs >= epochs_max or size >= bytes_max
 
 

@@ -46,7 +46,7 @@ class Session:
         return Given(self.dialect.mark)
 
     def marks(self, count: int) -> str:
-        """Return the marks of so many parameters, for `executemany`."""
+        """Return the marks of this many parameters, for `executemany`."""
         return self.given()(*range(count))
 
     def execute(self, text: str, given: Given | None = None) -> Cursor:

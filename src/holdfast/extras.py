@@ -17,7 +17,7 @@ _REQUIRED = re.compile(r"""(?P<package>[^<>=!~; ]+)(?P<versions>[^;]*?)\s*;\s*ex
 def install(*extras: str, of: str = "holdfast") -> str:
     """Return the command that installs the packages of extras, such as "pip install 'confluent-kafka>=2.6,<3'".
 
-    Where the versions are not known, as in a zip archive of modules, the extras are named.
+    Where the versions are unknown, as in a zip archive of modules, the extras are named.
 
     Args:
         of: The package that has the extras.

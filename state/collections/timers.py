@@ -81,7 +81,7 @@ class Timers:
 
         Args:
             through_us: Timers up to this time, inclusive, are due.
-            limit: Fire at most so many.
+            limit: Fire at most this many.
         """
         slots = self.table.ordered(AT.name).through(through_us, limit)
         keys, at_us = self.table.keys_at(slots), self.table.values(AT.name, slots)

@@ -146,7 +146,7 @@ def without_first(keys: pa.Array, width: int) -> pa.Array:
 
 
 def trimmed(keys: pa.Array, first: int, last: int) -> pa.Array:
-    """Return byte strings without so many of their first and last bytes."""
+    """Return byte strings without this many of their first and last bytes."""
     data, starts, lengths = bytes_of(keys)
     lengths = lengths - first - last
     return from_bytes(data[ragged(starts + first, lengths)], lengths)

@@ -37,7 +37,7 @@ class Copies:
 
     Args:
         store: Holds them, and nothing else.
-        pause: Waits for so many seconds, before a part that was refused is written again; None: it is not.
+        pause: Waits for this many seconds, before a part that was refused is written again; None: it is not.
     """
 
     def __init__(self, store: KeyValue, pause: Callable[[float], object] | None = None) -> None:

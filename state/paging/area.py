@@ -9,7 +9,7 @@ has its content; the system knows which pages were (/proc/self/pagemap).
 
 Invariants
     - An address stays valid and keeps its content until its array is freed.
-    - A region is mapped shared only after its file has room for all of it, so no store can fail for want of room
+    - A region is mapped shared only after its file has room for all of it, so no store can fail for lack of room
       (SIGBUS).
     - The file of a private mapping is never changed.
 
@@ -153,7 +153,7 @@ class Area:
         self._brought.pop(number, None)
 
     def bring_back(self, regions_max: int) -> int:
-        """Make so many regions ordinary memory again, with their content; return how many that were."""
+        """Make this many regions ordinary memory again, with their content; return how many that were."""
         done = 0
         while self._swapped and done < regions_max:
             number = self._swapped.pop()

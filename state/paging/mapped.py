@@ -4,7 +4,7 @@ Arrays get files of their own, which are named by numbers and reserved as sparse
 of the process.
 
 Invariants
-    - A file is written only where it has room on the disk, so no store fails for want of room (SIGBUS). On file systems
+    - A file is written only where it has room on the disk, so no store fails for lack of room (SIGBUS). On file systems
       that copy on write (btrfs, ZFS) that holds for new pages only.
 
 I/O: local files, memory mappings.

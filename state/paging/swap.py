@@ -37,7 +37,7 @@ from holdfast.state.tables.slab import PLAIN, UNLIMITED
 AREA_BYTES_MIN = 1 << 20
 """Smaller arrays stay in ordinary memory."""
 SLACK_SHARE, SLACK_REGIONS = 8, 3
-"""1/SLACK_SHARE of the budget may become resident between two calls of settle(), or so many regions, if they are at
+"""1/SLACK_SHARE of the budget may become resident between two calls of settle(), or this many regions, if they are at
 most half of it. A part that needs more replaces regions of earlier parts."""
 FLOOR_SHARE = 4
 """If other memory of the process takes the budget, tables still get 1/FLOOR_SHARE of it, else they would thrash."""
@@ -47,7 +47,7 @@ alternate."""
 RETURNED_AT_ONCE = 4
 """Regions that one call of settle() makes ordinary memory again."""
 MEASURED_EVERY = 64
-"""After so many calls, what other memory takes is measured again, since it may have shrunk."""
+"""After this many calls, what other memory takes is measured again, since it may have shrunk."""
 _CHECKED_EVERY = 8
 """Regions that are dropped between two readings of the resident memory, if it is unknown what is in them."""
 IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs", "hugetlbfs")

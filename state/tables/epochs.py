@@ -241,7 +241,7 @@ class EpochRecords(Records):
         return self._copying is not None or self._committing is not None
 
     def advance(self, records_max: int) -> int:
-        """Copy records of the last frozen epoch, or commit copies of the last committed one; look at so many at most.
+        """Copy records of the last frozen epoch, or commit copies of the last committed one; look at this many at most.
 
         Returns:
             How many were looked at.

@@ -71,7 +71,7 @@ class Copies:
         return matrix[:, self.state_at + 1 + at]
 
     def take_out(self, made: int, keys_of: Callable[[Words], Keys], columns_of: Callable[[Words], Columns]) -> None:
-        """Note that so many copies are made, and take keys and values of the new ones out of the arenas."""
+        """Note that this many copies are made, and take keys and values of the new ones out of the arenas."""
         first, self.count = self.count, made
         if self.in_arena and (made > first or not self._taken):
             words = self._gathered(0, self.width, np.arange(first, made))

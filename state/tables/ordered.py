@@ -36,7 +36,7 @@ NOTED_MAX = 1 << 16
 SORTED_FROM = 512
 """So many slots are inserted in their order: the path to a leaf stays in the cache."""
 FOUND_AT_ONCE = 1 << 16
-"""Ranges with at most so many slots are found in one pass; longer ones are counted first."""
+"""Ranges with at most this many slots are found in one pass; longer ones are counted first."""
 SPARSE = 8
 """A tree is rebuilt when this part of its room, or less, is in use."""
 _SMALL = 1_024

@@ -26,7 +26,7 @@ PAGE_BITS = 12
 _ARRAYS = 4
 """Arrays of which one part may reach units: records, committed values, index, bytes of keys."""
 _RADIX_BITS = 16
-"""NumPy sorts numbers of so many bits in linear time."""
+"""NumPy sorts numbers of this many bits in linear time."""
 _RADIX_MAX = (1 << _RADIX_BITS) - 1
 
 

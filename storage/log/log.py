@@ -160,10 +160,10 @@ class LogWriter:
     def widen(self, partitions: int) -> int:
         """Add empty partitions behind the existing ones, up to this number; return how many there were.
 
-        Rows stay where they are. A writer that does not know the new partitions goes on writing to the others.
+        Rows stay where they are. A writer that does not know the new partitions continues writing to the others.
 
         Raises:
-            ConfigError: the log has a key, more partitions already, or is sealed; or no log has so many.
+            ConfigError: the log has a key, more partitions already, or is sealed; or no log has this many.
             Unavailable: the outcome is unknown; call it again.
         """
         for _ in range(CONFLICTS_MAX):
@@ -461,7 +461,7 @@ def _fitting(meta: LogMeta, partition: int, rows: Rows) -> pa.Table:
 
 
 def _check_wider(meta: LogMeta, partitions: int, sealed: bool) -> None:
-    """Raise ConfigError unless the log may have so many partitions."""
+    """Raise ConfigError unless the log may have this many partitions."""
     problem, next_step = None, f"give a number from {meta.partitions} to {PARTITIONS_MAX}"
     if meta.key:
         problem = f"the log is partitioned by {', '.join(meta.key)}: with more partitions, equal keys would be in two"

@@ -352,7 +352,7 @@ def _partitioner(args: argparse.Namespace, meta: LogMeta) -> Callable[[pa.Table]
         return lambda rows: partition_rows(rows, columns, meta.partitions)
     if meta.partitions == 1:
         return lambda rows: {0: rows}
-    first = sum(LogReader(open_objects(args.path)).end_offsets().values())  # an append goes on where the last one ended
+    first = sum(LogReader(open_objects(args.path)).end_offsets().values())  # an append continues after the last one
 
     def deal(rows: pa.Table) -> dict[int, pa.Table]:
         nonlocal first

@@ -205,7 +205,7 @@ def run_app(
 
     Args:
         folder: Where the job's file is; modules beside it travel to the workers.
-        returns: The program goes on after the run, and may read what the job collected.
+        returns: The program continues after the run, and may read what the job collected.
         zygote: Forks the workers of a run without Spark; None: one is started.
 
     Returns:
@@ -384,7 +384,7 @@ def amount_of(plan: Plan, tally: Tally) -> str:
 
 
 def late_so_far(prepared: Prepared) -> Mapping[str, int] | None:
-    """Return how many records have been late, by operator; None if none can be late, or it is not known."""
+    """Return how many records have been late, by operator; None if none can be late, or it is unknown."""
     from holdfast.runtime.job.status import late_of
 
     try:

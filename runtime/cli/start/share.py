@@ -41,13 +41,13 @@ class Share:
                 self._start[place] = at
 
     def done(self, offsets: Mapping[Place, int]) -> float | None:
-        """Return the part that is read, from 0 to 1; None if the run has no end, or its length is not known."""
+        """Return the part that is read, from 0 to 1; None if the run has no end, or its length is unknown."""
         shares = [1 - left / total for left, total in self._left(offsets) if total]
         known = self._ends and self._start.keys() == self._ends.keys()
         return min(shares, default=1.0) if known else None
 
     def left_s(self, offsets: Mapping[Place, int], rates: _Amounts) -> float | None:
-        """Return how many seconds the rest takes at these rates; None if that is not known."""
+        """Return how many seconds the rest takes at these rates; None if that is unknown."""
         if self.done(offsets) is None:
             return None
         waits = [(left, rate) for (left, _), rate in zip(self._left(offsets), rates, strict=True) if left]

@@ -31,7 +31,7 @@ class Publications:
 
     Args:
         lane: Returns the lane of the publications; it opens, uses and closes the publishers.
-        after: Calls a function after so many seconds.
+        after: Calls a function after this many seconds.
     """
 
     def __init__(

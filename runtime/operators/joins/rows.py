@@ -107,7 +107,7 @@ class Due:
         """Remove and return the slots that are over at this time.
 
         Args:
-            limit: Take so many, those that are over first, and all others that are over when the last of them is.
+            limit: Take this many, those that are over first, and all others that are over when the last of them is.
         """
         if limit is not None:
             firsts = np.sort(np.concatenate([_NO_SLOTS, *(over[:limit] for over, _ in self._parts)]))
@@ -219,7 +219,8 @@ class KeptRows:
         """Return the rows that are over at this time and have not joined, in the order of time, bucket, number, key.
 
         Args:
-            limit: Look at so many rows, those that are over first, and at others that are over at the time of the last.
+            limit: Look at this many rows, those that are over first, and at others that are over at the time of the
+                last.
         """
         if self._due is None or not (slots := self._due.take(at_us, limit)).size:
             return _NO_SLOTS

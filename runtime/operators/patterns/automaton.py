@@ -1,7 +1,7 @@
 """The automaton of a pattern: how one row, or the passing of time, changes the partial matches of a key.
 
 A partial match has taken the first rows of a match and waits for a row of one stage. Where a stage may take more rows
-and need not, there are two partial matches: one that waits for another row of the stage, and one that goes on.
+and need not, there are two partial matches: one that waits for another row of the stage, and one that continues.
 
 A row, or a deadline, may complete several matches. They are considered in the order of their first rows; of those
 with the same first row, the one with the most rows is first, and then the one with more rows in earlier stages.

@@ -36,7 +36,7 @@ class Events(ABC):
         self._overdue, self._most, self._look = overdue, most, min(1, most)
 
     def over(self, taken: int) -> bool:
-        """Return whether no other event may be taken after so many; called when `taken` has reached `_look`."""
+        """Return whether no other event may be taken after this many; called when `taken` has reached `_look`."""
         if taken == self._most or self._overdue():
             return True
         self._look = min(self._most, taken + min(taken, LOOK_AFTER_MAX))
@@ -125,7 +125,7 @@ class Firings(Events):
         before: Event time before it advanced, which timers of processing time do not: per key, or the same for all.
         call: Takes the number of a timer.
         overdue: Whether the turn has lasted too long.
-        most: Take at most so many; the others stay in `TimerCell.due`.
+        most: Take at most this many; the others stay in `TimerCell.due`.
     """
 
     def __init__(

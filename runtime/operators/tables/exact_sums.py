@@ -112,7 +112,7 @@ def _digits(terms: _Terms) -> Iterator[tuple[Counts, Counts]]:
 def _variance(
     count: int, ddof: int, places: Sequence[int], sums: Sequence[int], squares: Sequence[int]
 ) -> float | None:
-    """Return the variance of so many values, given the digits of their sum and of the sum of their squares."""
+    """Return the variance of this many values, given the digits of their sum and of the sum of their squares."""
     if count <= ddof or not count:
         return None
     if places and places[-1] == NOT_FINITE:

@@ -64,7 +64,7 @@ class MarkedRows:
         return self._scanned >= self._end and self._in_groups.ended and self._rows.ended
 
     def take(self, rows: int) -> Slots:
-        """Return the next rows, which have their marks: at most so many, unless one key has more.
+        """Return the next rows, which have their marks: at most this many, unless one key has more.
 
         None does not mean that the pass has ended: a turn may have looked at slots without a mark.
         """
@@ -111,7 +111,7 @@ class _Parts:
         return self._at == self._rows.size
 
     def take(self, rows: int) -> Slots:
-        """Take the next rows: at most so many, unless the first part has more."""
+        """Take the next rows: at most this many, unless the first part has more."""
         fitting, least = np.searchsorted(self._ends, [self._at + rows, self._at], "right") - [1, 0]
         first, self._at = self._at, int(self._ends[max(fitting, least)])
         return self._rows[first : self._at]

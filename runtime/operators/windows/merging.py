@@ -74,7 +74,7 @@ class Owners:
         self._spec = TableSpec(0, "keys of rows", table.spec.key.routed, ())
         self._keys = Records(self._spec)
         self._numbers = np.empty(0, np.int32)
-        """By slot, the number of the row's key; -1 if it is not known."""
+        """By slot, the number of the row's key; -1 if it is unknown."""
 
     def of(self, rows: Slots) -> Grouped:
         """Number the distinct user keys of rows."""

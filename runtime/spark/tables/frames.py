@@ -240,7 +240,7 @@ def _refusal(frame: object) -> tuple[str, str] | None:
 
 
 def _columns_of(frame: DataFrame, partitions: int) -> pa.Schema:
-    """Return the columns of the copy. Raises ConfigError: a log cannot hold them, or have so many partitions."""
+    """Return the columns of the copy. Raises ConfigError: a log cannot hold them, or have this many partitions."""
     try:
         columns = arrow_schema(frame.schema)
         check_meta(LogMeta("", columns, partitions, ()))

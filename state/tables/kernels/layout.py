@@ -19,7 +19,7 @@ class Control(IntEnum):
     """Positions in the array of a table's numbers, which kernels read and write."""
 
     BITS = 0  # the index has 1 << BITS entries
-    OLD_BITS = 1  # so many has the generation that is being moved
+    OLD_BITS = 1  # this many has the generation that is being moved
     START = 2  # the entry at which moving began
     MOVED = 3  # entries that have been moved from there on; -1: no generation is moving
     COUNT = 4  # keys in the index

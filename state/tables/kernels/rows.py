@@ -266,7 +266,7 @@ def take_rows(
         scratch_: (BLOCK_ROWS + SCRATCH_GAP) * (words of the key + 5) words.
 
     Returns:
-        The first row that was not taken, for want of room in index or records; else the number of rows.
+        The first row that was not taken, for lack of room in index or records; else the number of rows.
     """
     table, given, slots, scratch = address_of(table_), address_of(given_), address_of(slots_), address_of(scratch_)
     records, entries, old, control = get(table, _RECORDS), get(table, _ENTRIES), get(table, _OLD), get(table, _CONTROL)

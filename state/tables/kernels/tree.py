@@ -314,7 +314,7 @@ def insert_rows(places_: Any, tree_: Any, control_: Any, bounds_: Any, slots_: A
     """Insert slots that are not in the tree, from the row `first` on; a bound is the whole key of its slot.
 
     Returns:
-        The first row that was not inserted, for want of room; else the number of rows.
+        The first row that was not inserted, for lack of room; else the number of rows.
     """
     places, tree, control, bounds = (
         address_of(places_), address_of(tree_), address_of(control_), address_of(bounds_)
