@@ -60,7 +60,7 @@ def expirable(job: Job, rule: Retention, now_us: int) -> Epoch:
 
 
 def _nameless(job: Job, number: int) -> Completed:
-    """Return a checkpoint by its number among those that are no savepoints."""
+    """Return a checkpoint by its number among those that are not savepoints."""
     return job.completed[number + bisect_right(job.before_savepoints, number)]
 
 

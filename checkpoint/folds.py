@@ -1,4 +1,4 @@
-"""Stored folds: the fold of the job log up to one of its records, so that a start reads only the records behind it.
+"""Stored folds: the fold of the job log up to one of its records, so that a start reads only the records after it.
 
 A stored fold is a copy of something that the log holds. It may be missing, damaged, of another version, or of another
 history of the job: then it is ignored, and the whole log is read. It is used only if the log still has the record up to

@@ -65,14 +65,14 @@ class Repository:
         return job
 
     def origins(self) -> tuple[joblog.Origin, ...]:
-        """Return the checkpoints from which the job was forked, oldest first; none if it is no fork."""
+        """Return the checkpoints from which the job was forked, oldest first; none if it is not a fork."""
         first = self.forked()
         return first.body.origins if first is not None and isinstance(first.body, joblog.Forked) else ()
 
     def forked(self) -> joblog.Record | None:
         """Return the first record of a fork, which is never pruned; None for other jobs. Read the log before.
 
-        None also if it is damaged: then the log starts over behind it, and nothing else needs the record.
+        None also if it is damaged: then the log starts over after it, and nothing else needs the record.
         """
         try:
             first = self.read_record(1)
@@ -89,7 +89,7 @@ class Repository:
         return self._read(from_fold=False)[1]
 
     def _read(self, from_fold: bool) -> tuple[joblog.Job | None, list[joblog.Record]]:
-        """Return the stored fold from which the log was read, None if from its start, and the records behind it.
+        """Return the stored fold from which the log was read, None if from its start, and the records after it.
 
         Reads backwards from the highest number that is listed, then forwards by number, since a listing may miss a
         record that is created meanwhile and show its successor. Then lists again, since the log ends where no higher
@@ -119,7 +119,7 @@ class Repository:
         """Read from this number back to a stored fold, the newest `LogStart`, or the first record.
 
         Returns:
-            The fold if it was reached and the log has its last record; the records behind it, in order; and the number
+            The fold if it was reached and the log has its last record; the records after it, in order; and the number
             of a missing record, 0 if none is missing.
         """
         found, at, count = list[joblog.Record](), highest, min(FIRST_READ, read_together(self._store))

@@ -224,7 +224,7 @@ def _local_day(flights: pl.DataFrame, instant: str, zone_of: dict[str, str]) -> 
 def _in_utc(flights: pl.DataFrame, airport: str, zone_of: dict[str, str], clock: str, ambiguous: Which) -> pl.Series:
     """Convert a local time at an airport into an instant.
 
-    A time in the hour that comes twice in autumn is read as given. No clock shows a time in the hour
+    A time in the hour that occurs twice in autumn is read as given. No clock shows a time in the hour
     that spring skips: it is read as if the clock had not been put forward yet.
     """
     rows = flights.select(clock=pl.col(clock), zone=pl.col(airport).replace_strict(zone_of, return_dtype=pl.String))

@@ -227,7 +227,7 @@ def _bids(events: Numbers, at: Numbers, every_us: int) -> Columns:
     oldest = np.maximum(last - OPEN_AUCTIONS, 0)
     auction = oldest + _draw(events, 2, last - oldest + 1 + LEAD)
     auction = np.where(_draw(events, 1, 2) > 0, last // HOT_EVERY * HOT_EVERY, auction)
-    hot = _last_person(events) // HOT_EVERY * HOT_EVERY + 1  # so that hot bidders are no hot sellers
+    hot = _last_person(events) // HOT_EVERY * HOT_EVERY + 1  # so that hot bidders are not hot sellers
     bidder = np.where(_draw(events, 3, 4) > 0, hot, _any_person(events))
     channels, urls = _channels()
     usual = len(HOT_CHANNELS) + _draw(events, 6, CHANNELS)

@@ -5,7 +5,8 @@ the key-group column is read first, which gives the place of every key group; of
 these key groups are skipped and those after them are never read.
 
 Invariants
-    - Rows come in the order of (key group, canonical key), each once. Ranges are no rows; `through` holds their bounds.
+    - Rows come in the order of (key group, canonical key), each once. Ranges are not rows; `through` holds their
+      bounds.
     - The range of a key group is in `through` before a row of the key group is returned.
 
 Pure: it reads only the file that it is given. Source: docs/decisions/0037-state-inspection.md; format: changelog.py.
@@ -96,7 +97,8 @@ class Rows:
         return low
 
     def same_key(self, key: Keys) -> NDArray[np.int64]:
-        """Return the rows with this key, the only one in `key`; unrouted columns and a suffix are no part of it."""
+        """Return the rows with this key, the only one in `key`; the key does not include unrouted columns and a
+        suffix."""
         if isinstance(self.keys, np.ndarray):
             value = codec.ints_of(key.type.decode(key)[0])
             return np.flatnonzero(self.keys == _sortable(self.kind, value)[0])

@@ -4,7 +4,7 @@
     key        operator number u16 | key group u16 | canonical key (row_bytes.py)
     epoch      the epoch that wrote it
     row_key    the key columns as JSON, for people
-    row        the values as JSON, for people; bytes as hex, a float that is no number as null
+    row        the values as JSON, for people; bytes as hex, a float that is not a number as null
     layout     field ids and types of `value`, as JSON
     value      the values, packed (row_bytes.py)
 

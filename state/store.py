@@ -107,7 +107,7 @@ class StateStore:
     def advance(self, records_max: int) -> None:
         """Copy records that barriers froze, and commit copies; look at this many records at most.
 
-        Whatever needs them before does it then.
+        An operation that needs a copy earlier makes it then.
         """
         for table in self._tables.values():
             records_max -= table.advance(records_max)

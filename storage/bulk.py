@@ -54,7 +54,7 @@ class OrderedStore(Protocol):
     """An object store that lists a folder from any name on."""
 
     def list_after(self, folder: str, path: str) -> Page:
-        """Return paths below the folder, the first behind this one, which need not exist. Raises Unavailable."""
+        """Return paths below the folder, the first after this one, which need not exist. Raises Unavailable."""
 
 
 def _is_bulk(store: ObjectStore) -> TypeGuard[BulkStore]:
@@ -116,7 +116,7 @@ def create_many(store: ObjectStore, objects: Mapping[str, bytes]) -> Sequence[st
 
 
 def delete_each(store: ObjectStore, paths: Sequence[str]) -> None:
-    """Remove objects; missing ones are no error."""
+    """Remove objects; missing ones are not an error."""
     if _is_bulk(store):
         for part in parts(paths, DELETED_MAX):
             store.delete_many(part)
@@ -126,7 +126,7 @@ def delete_each(store: ObjectStore, paths: Sequence[str]) -> None:
 
 
 def list_behind(store: ObjectStore, folder: str, path: str) -> list[str]:
-    """Return the paths below the folder that come behind this one, in order."""
+    """Return the paths below the folder that come after this one, in order."""
     if not isinstance(store, OrderedStore):
         return [found for found in store.list(folder) if found > path]
     found, page = list[str](), Page([path], more=True)

@@ -1,6 +1,6 @@
 """The seed from which each mutant is hunted: one that catches it within a second or two.
 
-Draws of the simulator change, and a seed then catches nothing. That is no failure: the hunt continues to the next
+Draws of the simulator change, and a seed then catches nothing. That is not a failure: the hunt continues to the next
 seeds, and only takes longer. tools/first_seeds.py writes this table.
 """
 

@@ -348,7 +348,7 @@ def event_time_of(given: str | pl.Expr | None, schema: pa.Schema, where: str) ->
     """Return the name of the event time column, and the column if it is computed.
 
     Raises:
-        ConfigError: there is no such column, or it is no point in time.
+        ConfigError: there is no such column, or it is not a point in time.
     """
     if given is None:
         return None, None

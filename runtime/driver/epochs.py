@@ -9,7 +9,7 @@ add.
 
 Invariants
     - No epoch is committed before all output of older writers is delivered, after a change of the parallelism (P20).
-    - Output that is handed to a committer is committed, oldest first, and without a gap behind the base (P18).
+    - Output that is handed to a committer is committed, oldest first, and without a gap after the base (P18).
     - The end of the run is appended only when the output of its last epoch is delivered (P13).
 
 Pure: no clock, thread or I/O. Part of runtime/driver/master.py.

@@ -63,7 +63,7 @@ _OF_CODE = re.compile(
     r"\b(?:ConfigError|ModuleNotFoundError|ImportError|AttributeError|NameError|SyntaxError|TypeError): .+"
 )
 _VARIES = re.compile(r"(?<=0x)[0-9a-f]+|(?: at \S+:\d+)?\)?$")
-"""Addresses of objects, and what is put behind an error on its way here."""
+"""Addresses of objects, and text that is appended to an error on its way here."""
 _CODE_LENGTH_MAX = 150
 
 
@@ -155,7 +155,7 @@ def lose(state: Master, worker: WorkerId, cause: str, error: ErrorReport | None,
         state, ending = end(state, "failed", guilty)
         return state, effects + ending
     found = killing.found_by(before, state.kills)
-    if found is not None:  # the next worker gets past the row: what was lost for it is no failure any more
+    if found is not None:  # the next worker gets past the row, so its losses no longer count as failures
         failures = tuple(each for each in state.failures if each.launch not in found)
         state = replace(state, failures_in_a_row=0, failures=failures)
     if isinstance(hosted.role, m.Standby) or (hosted.role is None and state.rules.standbys and state.all_hosted):

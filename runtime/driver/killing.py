@@ -6,7 +6,7 @@ time, so that each death shows a narrower place, until one place has proved to b
 
     - If offsets are known, the place is the range in which all deaths agree; one elsewhere begins a new count.
     - Three deaths at one place are proof. Behind a shuffle, the last two have to be at the same single row.
-    - So many as `UNPROVEN_MAX` without progress are proof anyway: whatever the function does, the job gets nowhere.
+    - `UNPROVEN_MAX` deaths without progress are proof in any case: the job makes no progress.
     - Where the place is unknown, an epoch that moves a source is progress, but may end before the place: the last two
       deaths and the limit are kept for `LIMITED_EPOCHS` such epochs.
     - An epoch at the same offsets may be closed before the function is called again, so one such epoch proves nothing:

@@ -5,8 +5,8 @@ of them: from a base manifest, or from a listing. While the parallelism stays, a
 the base manifest names. The others go, in this order, to the subtask that has the fewest of their source, the first of
 several. So nothing that is being read moves, and the output of a partition has one writer, in order (P20).
 
-Subtasks of sources that are aligned in event time report how far they are; those that are ahead are told how far they
-may read.
+Subtasks of sources that are aligned in event time report how far they are; those that are ahead receive a limit up to
+which they may read.
 
 Invariants
     - A deployment holds every partition known by then, at its position in the base manifest or at its first record.

@@ -162,14 +162,14 @@ class Kill:
     operator: str
     subtask: Subtask
     partition: int
-    """Partition of the records that it was called for; UNKNOWN behind a shuffle, and if it was not called for a
+    """Partition of the records that it was called for; UNKNOWN after a shuffle, and if it was not called for a
     record."""
     source: str | None
     """The source of its records, if they reach it without a shuffle."""
     positions: Offsets
     """Where the last completed epoch was at the first death."""
     deaths: tuple[Death, ...] = ()
-    """Since a row was found, or since an epoch got past the place; behind a shuffle those that may be of the same."""
+    """Since a row was found, or since an epoch got past the place; after a shuffle those that may be of the same."""
     launches: tuple[int, ...] = ()
     """Launches of all deaths of this search, including those whose count an epoch has ended."""
     older: int = 0

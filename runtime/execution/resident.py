@@ -67,7 +67,7 @@ class _Workers:
         self._processes = started.processes(task, self._launch_ended)
         self._zombies: list[tuple[float, int]] = []
         self._ended: list[tuple[float, int, str]] = []
-        """Launches whose process has ended unexpectedly, and when the driver's loop is told."""
+        """Launches whose process has ended unexpectedly, and when the driver's loop is informed."""
         self._warmed = 0
 
     def send(self, worker: WorkerId, message: m.FromDriver) -> None:

@@ -6,9 +6,9 @@ pyarrow's CSV reader converts the values. Its refusals concern a batch as a whol
 |---|---|
 | integer, float, string | the same; white space around a number does not matter |
 | bool | true, false, 1, 0 |
-| timestamp[., UTC] | ISO 8601 with a zone; digits behind the microseconds are dropped |
+| timestamp[., UTC] | ISO 8601 with a zone; digits after the microseconds are dropped |
 | date32 | 2026-11-26 |
-| time64 | 09:30:00; digits behind the microseconds are dropped |
+| time64 | 09:30:00; digits after the microseconds are dropped |
 | decimal | a number |
 | binary | the bytes of the text |
 

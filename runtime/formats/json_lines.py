@@ -17,10 +17,10 @@ refused for itself, whatever is read together with it.
 | date32 | "2026-11-26" |
 | binary | base64 |
 | decimal | a number or a string |
-| time64 | "09:30:00", with up to six digits behind the seconds; further ones are dropped |
+| time64 | "09:30:00", with up to six digits after the seconds; further ones are dropped |
 | list, struct, map<string, .> | an array, an object, an object |
 
-Fields that are no columns are ignored, but must be JSON too: UTF-8, and no NaN or Infinity.
+Fields that are not columns are ignored, but must be JSON too: UTF-8, and no NaN or Infinity.
 
 Invariants
     - A value is a line only if it begins with {, ends with } and has no line break. In what is joined, `}` and `{` on
@@ -312,7 +312,7 @@ def _finite(column: pa.Array) -> pa.Array:
 
 
 def as_times(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Parse times; digits behind the microseconds are dropped."""
+    """Parse times; digits after the microseconds are dropped."""
     try:
         return column.cast(kind)
     except pa.ArrowInvalid:
@@ -320,7 +320,7 @@ def as_times(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def as_times_of_day(column: pa.Array) -> pa.Array:
-    """Parse times of day; digits behind the microseconds are dropped. Raises ValueError."""
+    """Parse times of day; digits after the microseconds are dropped. Raises ValueError."""
     if pc.all(pc.match_substring_regex(column, _TIME_OF_DAY)).as_py() is False:  # None: there are only nulls
         wrong = column.filter(pc.invert(pc.match_substring_regex(column, _TIME_OF_DAY)))[0]
         raise ValueError(f"{wrong.as_py()!r:.80} is no time of day such as 09:30:00")

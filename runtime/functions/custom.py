@@ -63,7 +63,7 @@ def Aggregate(
         filter: Only rows for which this expression is true are added.
 
     Raises:
-        ConfigError: an argument is missing or no function, the state is no dataclass, or the result has no type.
+        ConfigError: an argument is missing or not a function, the state is not a dataclass, or the result has no type.
     """
     functions = {"init": init, "add": add, "merge": merge, "result": result}
     for role, function in functions.items():

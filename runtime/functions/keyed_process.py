@@ -162,7 +162,7 @@ class List(Declared, Generic[V]):
         _outside()
 
     def append(self, value: V) -> None:
-        """Store another element behind the others."""
+        """Store another element after the others."""
         _outside()
 
     def pop_first(self) -> V | None:

@@ -4,7 +4,7 @@ A value sets some bits of the filter, which follow from its hash. A value whose 
 with a bit that is not set has not. State is a sorted list of the bits that are set, and all bits once these are
 shorter. It follows from the set of values alone: order, batches, merges and replays do not change it.
 
-The result is a state behind a header with all that `may_contain` needs: it asks a filter from anywhere. The hashes are
+The result is a state after a header with all that `may_contain` needs: it asks a filter from anywhere. The hashes are
 those of approx_distinct, and a part of the format.
 
 Pure.
@@ -181,7 +181,7 @@ def may_contain(members: bytes | None, value: object) -> bool:
         value: A value of the column's type. None is never a member.
 
     Raises:
-        ConfigError: `members` is no result of `hf.member`, or the value has another type.
+        ConfigError: `members` is not a result of `hf.member`, or the value has another type.
     """
     if members is None or value is None:
         return False

@@ -35,7 +35,7 @@ class Runs(NamedTuple):
 
     @classmethod
     def behind(cls, numbers: Rows, count: int) -> Runs:
-        """Return, for every row of a batch, the run of its key up to it, behind the state that the key has.
+        """Return, for every row of a batch, the run of its key up to it, after the state that the key has.
 
         Args:
             numbers: The number of each row's key, 0 to count - 1, all of which occur. The states are those of the keys,

@@ -5,7 +5,7 @@ key are kept; the state as of a checkpoint is then a merge of a few rows.
 
 Invariants
     - Every change is given with the epoch of the first retained checkpoint that has it.
-    - The history is that of one timeline's end: checkpoints that a rewind abandoned are no part of it.
+    - The history is that of one timeline's end: it does not include checkpoints that a rewind abandoned.
 
 Source: docs/decisions/0037-state-inspection.md.
 """

@@ -69,7 +69,7 @@ class View:
 
     @property
     def values(self) -> tuple[str, ...]:
-        """Return the shown columns that are no keys."""
+        """Return the shown columns that are not keys."""
         return tuple(name for name in self.schema.names if name not in self.keys)
 
     @property

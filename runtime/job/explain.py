@@ -1,7 +1,7 @@
 """Why a job makes no progress: findings derived from its status, each with the next step.
 
 The status is read from outside, from the log and the driver's last report; unknown values are not guessed. Causes come
-before symptoms: first a lost driver, then missing workers, then whatever holds up the epoch, then sinks, then sources.
+before symptoms: first a lost driver, then missing workers, then obstacles of the epoch, then sinks, then sources.
 
 Pure: a status in, findings out.
 Source: API.md, `holdfast explain`.

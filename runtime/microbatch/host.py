@@ -47,7 +47,7 @@ COMPACT_RETRY_S = 1.0
 LINEAGE_MAX = 64
 """Epochs of this generation whose state a machine may still have; it restores an older one from the root."""
 STANDSTILL_EPOCHS = 10
-"""For this many epochs, partitions that are ahead in event time wait for one in which time stands still."""
+"""For this many epochs, partitions that are ahead in event time wait for one whose event time does not advance."""
 
 
 class Jobs(Protocol):

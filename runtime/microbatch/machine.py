@@ -111,7 +111,7 @@ class Batches:
 
     @property
     def reached(self) -> Positions:
-        """Return the positions behind the last epoch whose parts are complete, whatever becomes of it."""
+        """Return the positions after the last epoch whose parts are complete, whatever becomes of it."""
         return {**self.positions, **_positions(self.phase)} if isinstance(self.phase, Acked) else self.positions
 
     @property
@@ -347,7 +347,7 @@ def _part(state: Batches, subtask: Subtask, results: Iterable[Result]) -> Subtas
 
 
 def _positions(phase: Acked) -> dict[Place, SourcePosition]:
-    """Return the positions behind an epoch, and those of partitions that its trigger assigned (P12)."""
+    """Return the positions after an epoch, and those of partitions that its trigger assigned (P12)."""
     begun = {(a.position.source, a.position.partition): _of(a.position, a.subtask) for a in phase.trigger.assignment}
     read = {(at.source, at.partition): _of(at, part.subtask) for part in phase.parts for at in part.positions}
     return {**begun, **read}

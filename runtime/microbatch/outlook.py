@@ -37,9 +37,9 @@ class Seen(NamedTuple):
     """The state of one source as of the last look."""
 
     ends: Mapping[Place, int]
-    """The offset behind the last record that exists."""
+    """The offset after the last record that exists."""
     whole: Mapping[Place, int]
-    """Where a run that reads to the end of its input ends: behind `ends` if records still appear at a rate."""
+    """Where a run that reads to the end of its input ends: after `ends` if records still appear at a rate."""
     sealed: frozenset[Place]
     """Partitions that have no record after these ends, and get none."""
     times: Mapping[Place, int]

@@ -85,10 +85,10 @@ class Backlog:
         leave: Leave | None = None,
         aligned: bool = False,
     ) -> None:
-        """Queue a batch for a function, behind what already waits for it; see OperatorContext.defer.
+        """Queue a batch for a function, after what already waits for it; see OperatorContext.defer.
 
         Args:
-            aligned: Whether row i is record `i` of the arrival, or behind functions of which that is true.
+            aligned: Whether row i is record `i` of the arrival, or after functions of which that is true.
         """
         if not batch.num_rows:
             return

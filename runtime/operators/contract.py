@@ -48,7 +48,7 @@ OP_FIELD = pa.field(OP, pa.int8(), nullable=False)
 """The last column of every batch of an upsert stream; schemas of streams leave it out."""
 
 Needed = Mapping[str, frozenset[str]]
-"""Columns needed behind each side that is read."""
+"""Columns needed after each side that is read."""
 Function = Callable[[Any], Any]
 
 
@@ -192,7 +192,7 @@ class Step(ABC):
 
     @property
     def uses_clock(self) -> bool:
-        """Whether its operator is told processing time."""
+        """Whether its operator receives processing time."""
         return False
 
     # Where it stands
@@ -230,7 +230,7 @@ class Step(ABC):
 
         Args:
             given: The columns of this input.
-            needed: The columns needed behind each side that is read.
+            needed: The columns needed after each side that is read.
         """
         return tuple(given.names)
 
@@ -436,7 +436,7 @@ class OperatorContext(Protocol):
         """Return the table of this name."""
 
     def needed(self, side: str = MAIN) -> frozenset[str]:
-        """Return the columns needed behind a side, without `_op`."""
+        """Return the columns needed after a side, without `_op`."""
 
     def wanted(self, side: str = MAIN) -> bool:
         """Return whether a step reads this side."""
@@ -448,7 +448,7 @@ class OperatorContext(Protocol):
         """Queue rows for work in pieces, now or in later turns; the results are emitted.
 
         Args:
-            leave: Leaves out a row for which the function ends its process. None: the rows are no rows of a stream, or
+            leave: Leaves out a row for which the function ends its process. None: the rows are not rows of a stream, or
                 the operator cannot do without one.
         """
 

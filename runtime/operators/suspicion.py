@@ -97,7 +97,7 @@ def _inside(suspect: Suspect, arrival: Arrival, base: int | None, count: int) ->
 
 
 def place_of(arrival: Arrival, base: int, aligned: bool, rows: int) -> At:
-    """Return what is noted of so many rows, of which the first is number `base` of the arrival if that is aligned."""
+    """Return the notes on this many rows, of which the first is number `base` of the arrival if that is aligned."""
     if arrival.partition is None or arrival.offset is None or arrival.following is None:
         return At(rows)
     first, following = arrival.offset, arrival.following

@@ -1,6 +1,6 @@
 """Readers of source partitions: one that reads ahead in the background, and one that reads when it is asked.
 
-A background lane reads the batch behind the one that the worker works on, so that the operator thread seldom waits for
+A background lane reads the batch after the one that the worker works on, so that the operator thread seldom waits for
 a disk or a network. The operator thread takes the result; no other thread touches a reader.
 
 Invariants
@@ -33,8 +33,8 @@ class Read:
 
     Args:
         batch: Records, as `OpenSource.read` describes them; None: there were none.
-        following: The offset after them; without records, the offset to read from next: behind a gap, if there was one.
-        token: Whatever the source needs in order to know whether it still stands by them.
+        following: The offset after them; without records, the offset to read from next: after a gap, if there was one.
+        token: A value by which the source recognises whether it still confirms them.
         lost: Only without records: the source has removed what was before `following`, and its policy is to continue.
     """
 
@@ -147,7 +147,7 @@ class ReaderAhead:
     Args:
         read: Reads from an offset, at most this many bytes; called in the lane.
         take: Called in the operator thread when records are about to be handed over; returns whether the source still
-            stands by them. May raise.
+            confirms them. May raise.
         offset: Where to begin.
         wait: Waits for a short time, or until it is worth reading again; None: the source cannot signal it. It is
             called in a lane of its own when there were no records, so that the worker need not look for them all the

@@ -230,7 +230,7 @@ def _edge_key(node: Node, step: Step, port: int) -> _EdgeKey:
 
 
 def _columns_over_edges(live: list[Node]) -> dict[_EdgeKey, tuple[str, ...]]:
-    """Return the columns of each shuffle: keys, and what the steps behind it and their sides read."""
+    """Return the columns of each shuffle: keys, and what the steps after it and their sides read."""
     steps = [(node, node.kind) for node in live if isinstance(node.kind, Step)]
     needed = needed_behind([(n.number, [(each.number, each.schema) for each in n.inputs], s) for n, s in steps])
     columns: dict[_EdgeKey, tuple[str, ...]] = {}

@@ -63,7 +63,7 @@ def box_of(
     upsert_key: tuple[str, ...] | None,
     inputs: tuple[tuple[int, str], ...],
 ) -> Box:
-    """Return the box of a step with these columns behind it."""
+    """Return the box of a step with these columns after it."""
     kind = "sink" if step.writes_to is not None else "state" if step.stateful else "step"
     upsert = f"\nupsert by {', '.join(upsert_key)}" if upsert_key else ""
     return Box(number, (step.text(),), kind, f"{step.text()}\n{columns_text(schema)}{upsert}", inputs)

@@ -1,6 +1,6 @@
 """Field ids: columns of state keep their identity in storage when the code changes.
 
-A column's id is the name under which it was first written; a later column of the same name gets a number behind it. The
+A column's id is the name under which it was first written; a later column of the same name gets a number after it. The
 ids belong to one operator. Those of the last checkpoint decide those of the plan, as with the numbers of operators.
 
 Invariants

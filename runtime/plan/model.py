@@ -198,8 +198,8 @@ class Plan:
     def read_together(self) -> dict[int, int]:
         """Return, for every fragment that reads a source, the first of the fragments united with it, or itself.
 
-        A union and a join wait for the input that is behind in event time, so that input is read first. A look-up in a
-        table as it stands waits for none.
+        A union and a join wait for the input that is behind in event time, so that input is read first. A look-up in
+        the present version of a table waits for none.
         """
         first = {fragment.index: fragment.index for fragment in self.fragments if fragment.source is not None}
         begins = {index: {index} for index in first}

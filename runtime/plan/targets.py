@@ -56,7 +56,7 @@ def refuse_shared_targets(plan: Plan) -> None:
 
 
 def refuse_own_output(plan: Plan) -> None:
-    """Refuse a source that reads what a sink of the job writes: each row would come again, without end.
+    """Refuse a source that reads what a sink of the job writes: each row would be read again, endlessly.
 
     Raises:
         ConfigError: the first such sink.

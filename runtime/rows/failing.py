@@ -12,7 +12,7 @@ from holdfast.errors import HoldfastError
 from holdfast.runtime.rows.forms import file_of
 
 NOT_THE_ROWS_FAULT = (HoldfastError, MemoryError)
-"""All other errors for which `is_failure` holds are the row's fault, even those that are no Exception: sys.exit,
+"""All other errors for which `is_failure` holds are the row's fault, even those that are not an Exception: sys.exit,
 KeyboardInterrupt, and panics of native code (Polars, RocksDB)."""
 
 

@@ -64,8 +64,8 @@ def field(
     """Describe a field of a dataclass of rows.
 
     Args:
-        alias: Its name in the data, where that is no name in Python or begins with an underscore: sources read it, and
-            sinks write it. For type checkers, `id: Annotated[int, hf.field(alias="_id")]` has no default.
+        alias: Its name in the data, if that is not a valid name in Python or begins with an underscore: sources read
+            it, and sinks write it. For type checkers, `id: Annotated[int, hf.field(alias="_id")]` has no default.
         default: As of `dataclasses.field`, like the next one.
         default_factory: Returns the default.
 
@@ -256,7 +256,8 @@ def _default(described: type, of: dataclasses.Field[Any], kind: FieldType) -> Ca
 
 
 def _is_missing(default: object) -> bool:
-    """Return whether a field has no default. A worker gets its class by value, with a copy of what stands for that."""
+    """Return whether a field has no default. A worker gets its class by value, with a copy of the object that marks a
+    missing default."""
     return isinstance(default, type(dataclasses.MISSING))
 
 

@@ -5,8 +5,7 @@
         promise(sink_kit, outages)
 
 The kits beside this module test deliveries and reads. Here the server itself is unreachable, ends, answers no more, or
-does not let the user in. Afterwards, the target or the source that was open before is used further: no row is lost, and
-none comes twice.
+does not let the user in. Afterwards, the same open target or source is used again: no row is lost or duplicated.
 
 Source: docs/decisions/0101-outages.md; PROTOCOL P17.
 """
@@ -246,7 +245,7 @@ def _end(opened: OpenSource, partition: int, offset: int) -> tuple[int, int]:
 
 
 def _stands_still(opened: OpenSource, positions: dict[int, int]) -> None:
-    """Check that a read behind the last record finds none, or fails."""
+    """Check that a read after the last record finds none, or fails."""
     for partition, offset in positions.items():
         try:
             assert opened.read(partition, offset, ANY_BYTES) == (None, offset)
@@ -276,6 +275,6 @@ def _patient(ask: Callable[[], T]) -> T:
 
 
 def _added(opened: OpenSource, positions: dict[int, int]) -> bool | None:
-    """Return whether there are records behind the positions, None if there are none yet."""
+    """Return whether there are records after the positions, None if there are none yet."""
     assert sorted(opened.partitions()) == sorted(positions)  # a source of files lists them here
     return any(_end(opened, partition, offset)[1] for partition, offset in positions.items()) or None

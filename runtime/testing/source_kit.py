@@ -38,7 +38,7 @@ class SourceKit:
 
     Args:
         source: Makes the source; each call names the same records. Some partition has three records or more.
-        append: Adds records behind those that are there; None: records are never added.
+        append: Adds records after those that are there; None: records are never added.
         add_partition: Adds a partition that has records; None: partitions are never added.
     """
 
@@ -51,7 +51,7 @@ Promise = Callable[[SourceKit], None]
 
 
 class _SlowLane:
-    """A lane that works when it is told to."""
+    """A lane that works only on command."""
 
     def __init__(self) -> None:
         self.jobs: list[Job] = []

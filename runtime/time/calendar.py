@@ -4,7 +4,7 @@ A day begins at the first instant of its date: a day on which clocks are changed
 zone left out have no window. The rules of time zones are those of Polars, so all workers of a job have the same.
 
 Invariants
-    - Windows have no gaps and do not overlap, also where a date comes twice because clocks are set back at midnight.
+    - Windows have no gaps and do not overlap, also if a date occurs twice because clocks are set back at midnight.
 
 Pure.
 Source: API.md (windows); docs/guide/event-time.md.

@@ -8,7 +8,7 @@ it joins nothing: it leaves the state, or it is late if it arrives now.
 
 Invariants
     - Both inputs use the same buckets; `partners` spans at most two of them.
-    - The rows of a bucket are all over when the clock is `after_us` behind its end.
+    - The rows of a bucket are all over when the clock is `after_us` after its end.
     - A row that is not over at a point is at most `delay_us` older than that point.
 
 Pure.

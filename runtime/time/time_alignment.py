@@ -11,7 +11,7 @@ Invariants
     - The partition that is furthest behind is never limited.
     - A partition limits others only if records are unread that existed when the window began. One that is live waits
       for records, whatever its event time is.
-    - A partition whose event time stands still for longer than its source's patience limits no other; the next one
+    - A partition whose event time does not advance for longer than its source's patience limits no other; the next one
       that is behind does.
 
 Pure.
@@ -39,7 +39,7 @@ class Reached(NamedTuple):
     watermark: int | None
     """None: no record has been read yet."""
     left: int
-    """How many records exist behind the offset."""
+    """How many records exist after the offset."""
 
 
 class Group(NamedTuple):
@@ -47,7 +47,7 @@ class Group(NamedTuple):
 
     sources: frozenset[str]
     patience: float
-    """How long event time may stand still in a partition that limits the others."""
+    """How long event time may fail to advance in a partition that limits the others."""
     boundless: frozenset[str] = frozenset()
     """Those of the sources that always have more records, even if they report an end."""
 
@@ -82,7 +82,7 @@ class Aligned:
     gains: Mapping[Group, tuple[tuple[float, int], ...]] = field(default_factory=dict)
     """When a partition gained so much event time in a window, more than any has gained since; oldest first."""
     stands: Mapping[Place, tuple[int, float]] = field(default_factory=dict)
-    """Watermarks of the partitions that are furthest behind, and since when they stand there."""
+    """Watermarks of the partitions that are furthest behind, and since when they have not advanced."""
     limits: Mapping[Group, Limit] = field(default_factory=dict)
     """Those in force."""
 
@@ -116,7 +116,8 @@ def _slowest(
     group: Group,
     stands: dict[Place, tuple[int, float]],
 ) -> Place | None:
-    """Return the partition that limits the others, None if there is none; note which ones stand still."""
+    """Return the partition that limits the others, None if there is none; note those whose event time does not
+    advance."""
     behind = [place for place in look.partitions if place[0] in group.sources and _is_behind(place, look, before)]
     for place in sorted(behind, key=lambda place: (_time(look.partitions[place]), place)):
         now_us = _time(look.partitions[place])

@@ -49,7 +49,7 @@ def begin(parts: Iterable[P]) -> Minimum[P]:
 def joined(state: Minimum[P], part: P) -> tuple[Minimum[P], bool]:
     """Add a part that has reported nothing; return the next state and whether the minimum changed.
 
-    The minimum does not go back to where the part begins. It stands still until the part reports.
+    The minimum does not go back to where the part begins. It does not advance until the part reports.
     """
     assert part not in state.parts
     return reported(

@@ -63,7 +63,7 @@ def not_admitted(what: str, next_step: str) -> Meaning:
 
 
 def refused(what: str, next_step: str, not_done: str = NOTHING) -> Meaning:
-    """Only another configuration of the target or the job, or other rows, can mend it."""
+    """Only another configuration of the target or the job, or other rows, can remove the cause."""
     return lambda where, said: ConfigError(f"{where}: {what}: {said}", not_done=not_done, next_step=next_step)
 
 

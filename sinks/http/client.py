@@ -33,7 +33,7 @@ from holdfast.sinks.http.requests import Request, signature_of
 REPLY_BYTES_MAX = 64 * 1024
 """How much of a reply is read; more ends the connection, which changes nothing else."""
 PART_MIN = 8
-"""How long a part of a secret, such as the token behind "Bearer", is at least to be hidden also where it is alone."""
+"""How long a part of a secret, such as the token after "Bearer", is at least to be hidden also where it is alone."""
 _OBJECT = re.compile(r"<[^<>]*>:? ?|[A-Za-z]*Connection\([^()]*\):? ?")
 
 

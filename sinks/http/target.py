@@ -2,8 +2,8 @@
 
 A receiver keeps no tag, so the tag is in an embedded log without rows, which admits, fences and compares as every other
 log does. Between the last reply and the tag a crash makes the same requests come again, with the same keys. After a
-failure that the process survives, it continues behind the last request that the receiver has taken: one that takes
-only so many requests per minute would otherwise never get beyond them.
+failure that the process survives, it continues after the last request that the receiver has taken: a receiver that
+takes a limited number of requests per minute would otherwise never get beyond them.
 
 Invariants
     - The tag moves only after the receiver has taken every request of the epoch.

@@ -71,7 +71,7 @@ def all_finite(column: pa.Array) -> bool:
 
 
 def text_of_time(value: time) -> str:
-    """Return a time of day with six digits behind the seconds."""
+    """Return a time of day with six digits after the seconds."""
     return value.isoformat(timespec="microseconds")
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from holdfast.model import Epoch, Tag, Timeline
 
 UNKNOWN = -1
-"""Stands for a version that the history does not have any more."""
+"""Marks a version that the history no longer has."""
 
 
 @dataclass(frozen=True)

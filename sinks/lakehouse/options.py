@@ -1,6 +1,6 @@
 """Options of an object store, as a job gives them to a table: text, and references to secrets.
 
-Options travel to the workers and stand in a pickled job. So an option that is secret takes a `Secret`, which each
+Options travel to the workers and are part of a pickled job. So an option that is secret takes a `Secret`, which each
 process reads when it opens the table.
 
 Invariants
@@ -28,7 +28,7 @@ _PUBLIC = re.compile(r"token_file$|token[._-]expires|oauth2-server-uri$", re.IGN
 
 
 def check_option(sink: str, name: str, value: object) -> None:
-    """Refuse an option that is no text, or holds a secret. Raises ConfigError."""
+    """Refuse an option that is not text, or holds a secret. Raises ConfigError."""
     if isinstance(value, Secret):
         return
     if _SECRET.search(name) and not _PUBLIC.search(name):

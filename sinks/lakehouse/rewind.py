@@ -86,7 +86,7 @@ class Planned:
     repair: Repair
     restore: int | None = None
     done: bool = False
-    """Whether the table stands on the new timeline already."""
+    """Whether the table is on the new timeline already."""
 
 
 def plan(where: str, table: RewindVersion, rewinding: Rewinding, key: tuple[str, ...] | None) -> Planned:

@@ -131,7 +131,7 @@ class TopicSink(Repairs, Ownership, Sink):
             raise self._refused("holds records that no job wrote")
 
     def accept(self, batch: pa.RecordBatch) -> None:
-        """Whatever is in the state can be written."""
+        """Everything in the state can be written."""
 
     def holding(self, job_uuid: str, name: str) -> Holding:
         return self.log.holding(job_uuid, name)

@@ -1,10 +1,10 @@
 """Compaction of a log that holds a changelog: how far, and when it is worth it.
 
-A compaction keeps rows and drops tags, so it ends behind a commit at which no writer was beyond the horizon: every row
+A compaction keeps rows and drops tags, so it ends after a commit at which no writer was beyond the horizon: every row
 that it leaves then counts for every epoch that is restored. Between such commits may be those that a rewind took back.
 
 Invariants
-    - At the commit behind which a compaction ends, no writer is beyond the horizon. It never ends at another one,
+    - At the commit after which a compaction ends, no writer is beyond the horizon. It never ends at another one,
       however many segments are in between.
     - A commit is read once, not at each attempt.
 
@@ -82,7 +82,7 @@ class TopicCompaction(Compaction):
         many = scan.fresh_segments >= self._when.segments_max
         if not scan.fresh_segments or (scan.fresh < max(self._when.bytes_min, left) and not many):
             return False
-        # One segment more than there are: also commits without segments, behind the last one, are taken in.
+        # One segment more than there are: also commits without segments, after the last one, are taken in.
         limit = scan.fresh_segments + 1
         wishes = Wishes(0, KEEP_TOMBSTONES_US, self._when.grace_s, segments_max=limit, through_max=scan.best)
         return Compactor(self._store()).compact(wishes).committed

@@ -135,7 +135,7 @@ class RecordsReader:
         return Commits(self._store, existing_meta(self._store)).tail.compact != self._commits.tail.compact
 
     def _first(self, after: Epoch) -> int:
-        """Return the commit behind which any record of a later epoch is.
+        """Return the commit after which any record of a later epoch is.
 
         That is true of each commit at which no writer was beyond the epoch, so any of them will do; the search gallops
         back from the newest, since it is asked for epochs near the end.

@@ -1,6 +1,6 @@
 """Where a Postgres table is: the connection string, which never holds a password, and what messages call the server.
 
-A connection string travels to the workers, stands in plans and messages, and is recorded with the shape of a job. So a
+A connection string travels to the workers, appears in plans and messages, and is recorded with the shape of a job. So a
 password in it is refused; one comes from an `hf.secret`, or libpq takes it from PGPASSWORD, a password file or a
 service. An invalid string is never repeated in a message: libpq's own message would quote a part of it, which may be
 the password.

@@ -36,7 +36,7 @@ class ServerConnection(Connection):
         self.psycopg = connection
 
     def execute(self, sql: str, values: Sequence[Any] = (), /) -> Cursor:
-        """A COMMIT that the server turned into a rollback is no commit."""
+        """A COMMIT that the server turned into a rollback is not a commit."""
         cursor = self.psycopg.execute(_text(sql), values)
         if sql == "COMMIT" and cursor.statusmessage != "COMMIT":
             raise psycopg.errors.TransactionRollback(f"the server answered COMMIT with {cursor.statusmessage}")

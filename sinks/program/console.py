@@ -1,7 +1,7 @@
 """`hf.Console`: prints rows where the job was started.
 
 Workers are other processes, so a delivery writes its lines to a file in the job's own folder, named by its tag; the
-driver prints and removes the files (runtime/execution/results.py). The tags stand in a SQLite file beside them.
+driver prints and removes the files (runtime/execution/results.py). The tags are in a SQLite file beside them.
 
 Invariants
     - The lines are in place before the tag moves, and a delivery that is repeated writes the same file again: every row
@@ -39,7 +39,7 @@ _NO_ROWS = pa.schema([pa.field("nothing", pa.int64())])
 class Console(Repairs, Ownership, Sink):
     """A sink that prints rows, for a first look at a stream. Every row is printed at least once.
 
-    A row that is deleted is printed with its key, behind `deleted`. In a notebook the rows are in the cell's output,
+    A row that is deleted is printed with its key, after `deleted`. In a notebook the rows are in the cell's output,
     else on standard output.
     """
 
@@ -130,7 +130,7 @@ class ConsoleTarget(Target):
 
 
 def lines_of(batch: pa.RecordBatch, key: tuple[str, ...] | None) -> Iterator[str]:
-    """Return a line per row: `shop=north sales=2`; for a row that is deleted its key, behind `deleted`."""
+    """Return a line per row: `shop=north sales=2`; for a row that is deleted its key, after `deleted`."""
     for row in batch.to_pylist():
         if row.pop(OP, None) == DELETE:
             yield f"deleted {_text({name: row[name] for name in key or row})}"

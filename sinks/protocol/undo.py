@@ -80,7 +80,7 @@ def is_undone(tag: Tag, rewinding: Rewinding) -> bool:
 
 
 def untouched(verdict: Verdict, rewinding: Rewinding) -> Repair:
-    """Return the repair of a target that stands on the new timeline already."""
+    """Return the repair of a target that is on the new timeline already."""
     to = rewinding.to
     reason = f"the target stands on timeline {to.timeline} already, from epoch {to.epoch} on"
     return Repair(verdict, 0, 0, 0, (), reason)

@@ -1,7 +1,7 @@
 """Where the keys of a Redis target are: server, database and prefix, without a password.
 
-A URL travels to the workers, stands in plans and messages, and is recorded with the shape of a job. So a password in it
-is refused, and a URL that cannot be read is never repeated.
+A URL travels to the workers, appears in plans and messages, and is recorded with the shape of a job. So a password in
+it is refused, and a URL that cannot be read is never repeated.
 
 Pure: no clock, thread or I/O. Source: docs/decisions/0081-redis-sink.md.
 """

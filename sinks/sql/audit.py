@@ -58,7 +58,7 @@ KEYS_AT_A_TIME = 500
 ROUNDS_MAX = 3
 """Attempts at an audit that a rewind or a renumbering interrupts."""
 MISFIT_HASH = np.uint64(0)
-"""Stands for a row that has no hash, as no output of the job can look so."""
+"""Marks a row that has no hash, as it cannot be output of the job."""
 
 
 Between = Callable[[], None]
@@ -254,7 +254,7 @@ class _Reading:
         return self._s.listed(("writer", "timeline", "epoch", "key", "before"))
 
     def _rows(self, key: tuple[str, ...], names: list[str]) -> dict[str, Any]:
-        """Return the rows that stand there now."""
+        """Return the present rows."""
         found: dict[str, Any] = {}
         for start in range(0, len(names), KEYS_AT_A_TIME):
             with self._piece():
@@ -373,7 +373,7 @@ class _Reading:
             first = rows[-1][0] + 1
 
     def _row(self, key: tuple[str, ...], wanted: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the row that stands there now, without its key; None if there is none."""
+        """Return the present row, without its key; None if there is none."""
         s, given = self._s, self._s.given()
         values = [column for column in self._columns if column.name not in key]
         same = [

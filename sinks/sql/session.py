@@ -1,7 +1,7 @@
 """Statements of one connection: names, marks and values in the words of its dialect.
 
-Text and values of a statement are written together: each value is given where its mark stands, so the two cannot
-come into different orders.
+Text and values of a statement are written together: each value is given at its mark, so marks and values cannot differ
+in order.
 
     given = s.given()
     s.execute(f"DELETE FROM {s.own(UNDO)} WHERE job = {given(job)} AND sink = {given(sink)}", given)

@@ -105,7 +105,7 @@ def check_name(where: str, dialect: Dialect, kind: str, name: str) -> None:
 
 
 def check_table_name(where: str, dialect: Dialect, table: str) -> None:
-    """Refuse a name that is no table's, or not a user's."""
+    """Refuse a name that cannot name a table, or is not for a user's table."""
     check_name(where, dialect, "table", table)
     if dialect.folded(table).startswith(tuple(map(dialect.folded, (OURS, *dialect.limits.reserved)))):
         raise ConfigError(f"{where}: names with this prefix are reserved", next_step="choose another table")

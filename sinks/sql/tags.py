@@ -152,7 +152,7 @@ def advance(s: Session, row: TagRow) -> bool:
 
 
 def advance_over(s: Session, row: TagRow, first: Tag) -> bool:
-    """Move the tag over several epochs to `row`, if it stands below the first of them.
+    """Move the tag over several epochs to `row`, if it is below the first of them.
 
     Compared with the last alone, epochs that the target holds already would be delivered again.
     """
@@ -169,7 +169,7 @@ def advance_first(s: Session, row: TagRow) -> bool:
 
 
 def advance_from(s: Session, row: TagRow, known: Tag) -> bool:
-    """Move the tag, if it stands exactly at `known`; return whether it moved."""
+    """Move the tag, if it is exactly `known`; return whether it moved."""
     job_uuid, sink, writer, timeline, epoch = row
     given = s.given()
     moved = s.execute(

@@ -127,7 +127,7 @@ class SqlTarget(Merges, Target):
         claims.check(s, self._sink, self._where, (self._job, self._writer.sink), self._claim, hold)
 
     def _moved(self, s: Session, first: Tag, last: Tag, known: Tag | None) -> bool:
-        """Move the tag to the last, if it stands where the writer knows it, or else below the first."""
+        """Move the tag to the last one if it is `known` or, without `known`, below the first one."""
         row = tags.tag_row(self._job, self._writer, last)
         if known is None:
             return tags.advance_over(s, row, first)

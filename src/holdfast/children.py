@@ -9,7 +9,7 @@ returns to code of this package. Children that never return are not affected: th
 end with `os._exit` or replace themselves.
 
 Invariants
-    - No child of a guarded process runs code of this package behind the call that forked it.
+    - No child of a guarded process runs code of this package after the call that forked it.
     - A child ends by SIGTERM, unless it decides otherwise.
     - The process itself pays nothing for it, but its own number per call of a function.
 

@@ -185,5 +185,5 @@ def is_failure(error: BaseException) -> bool:
         if at.tb_frame.f_code in handlers:
             return False
         raised_by_code, at = at.tb_frame.f_code.co_code[at.tb_lasti] == _RAISE, at.tb_next
-    # Python's own handler of SIGINT is no Python code: it raises wherever the code is, at no `raise`.
+    # Python's own handler of SIGINT is not Python code: it raises wherever the code is, at no `raise`.
     return raised_by_code or not isinstance(error, KeyboardInterrupt)

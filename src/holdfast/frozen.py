@@ -45,7 +45,7 @@ else:
             fields.update(changes)
             if len(fields) == count:
                 return copy
-        return dataclasses.replace(value, **changes)  # a cached value beside the fields, or a change that is no field
+        return dataclasses.replace(value, **changes)  # a cached value beside the fields, or not a field
 
 
 @cache

@@ -58,7 +58,7 @@ class SourceTraits(Traits):
     replayable: bool = True
     """Reading a partition at the same offset again gives the same records. Other sources are refused."""
     endless: Endless | None = None
-    """Why `end_offsets` is no end that a run could read to; None: it is one."""
+    """Why a run cannot read to `end_offsets`; None: it can."""
     partitioned_by: tuple[str, ...] = ()
     """Columns whose values choose a record's partition; empty: unknown."""
     paced: bool = False

@@ -1,6 +1,6 @@
 """Groups the rows of a batch by the subtask that owns their key: two passes over the rows, however many subtasks.
 
-A counting sort: count the rows of each subtask, then place each row behind the earlier ones of its subtask. It is
+A counting sort: count the rows of each subtask, then place each row after the earlier ones of its subtask. It is
 stable, so the rows of one key keep their order.
 
 Pure: no clock, thread or I/O.

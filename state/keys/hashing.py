@@ -116,7 +116,7 @@ def _mixed(data: int, secret: int, at: int, of: int) -> Any:
 
 @inner
 def _hash_tiny(data: int, length: int, secret: int) -> Any:
-    """Hash 1 to 8 bytes; those behind them must be readable."""
+    """Hash 1 to 8 bytes; those after them must be readable."""
     first = word_at(data, 0)
     size = np.uint64(length)
     if length < 4:

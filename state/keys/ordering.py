@@ -88,7 +88,7 @@ def parts_by_group(
 
 @inner
 def _count_groups(groups_: Any, starts: int, last: int) -> None:
-    """Set where every key group begins, and the number of rows behind the last one."""
+    """Set where every key group begins, and the number of rows after the last one."""
     for row in range(groups_.size):
         group: Any = np.int64(groups_[row])
         put(starts, group + 1, get(starts, group + 1) + 1)

@@ -1,6 +1,6 @@
 """Folders of copies: a new worker takes one over or creates one.
 
-Below a parent, every worker incarnation has one folder with a random name behind its key groups, and one RocksDB in it.
+Below a parent, every worker incarnation has one folder with a random name after its key groups, and one RocksDB in it.
 A folder without a live owner was left by a worker that ended; the first process that opens it owns it, since RocksDB
 locks it.
 

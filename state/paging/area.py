@@ -74,7 +74,7 @@ class Area:
         self._given: set[int] = set()
         """Regions that are mapped privately from the file that was given."""
         if file is not None:
-            _map(self.address, size, _PRIVATE | _FIXED | _NO_RESERVE, file, 0)  # not behind its end, where stores fail
+            _map(self.address, size, _PRIVATE | _FIXED | _NO_RESERVE, file, 0)  # not after its end, where stores fail
             self._given = set(range(self.size // REGION_BYTES))
         self._brought: dict[int, bool] = {}
         """Those that were made resident since they were last dropped, and whether to be written."""

@@ -16,7 +16,7 @@ from holdfast.state.tables.kernels.layout import Given
 from holdfast.state.tables.slab import Rows
 
 SLACK = 8
-"""Bytes behind a batch's keys, and behind those of a table, that kernels may read."""
+"""Bytes after a batch's keys, and after those of a table, that kernels may read."""
 _NO_ROWS: Rows = np.empty(0, np.int64)
 _NO_BYTES = np.zeros(SLACK, np.uint8)
 

@@ -8,8 +8,9 @@ Invariants
     - An absent key has default working values, so a slot that was deleted, or created later and rolled back, is
       as good as new.
     - A slot is in the list of the interval in which it was touched, once.
-    - A freeze copies nothing: advance() copies its records, some at a time, and whatever changes a record copies it
-      first. Only the last frozen epoch has records that are not copied; none are left when a freeze or a commit begins.
+    - A freeze copies nothing: advance() copies its records, some at a time, and every change of a record copies the
+      record first. Only the last frozen epoch has records that are not copied; none are left when a freeze or a commit
+      begins.
     - advance() also writes the copies of a committed epoch to the committed values, some at a time. A reader of
       committed values or flags, and the next freeze, first write the rest.
     - Frozen values are absolute and hold everything touched since the last commit known at the
@@ -145,7 +146,7 @@ class EpochRecords(Records):
     def freeze(self, epoch: Epoch, committed_through: Epoch) -> None:
         """Close the epoch: keep the values of all slots that became dirty since the last commit known now.
 
-        They are copied later, by advance(), and until then by whatever changes them.
+        They are copied later, by advance(), or before that by an operation that changes them.
         """
         self.copy_all()
         self.commit(committed_through)

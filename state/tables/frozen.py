@@ -46,7 +46,7 @@ class Copies:
     Args:
         most: How many records there are at most.
         width: Words of a record.
-        state_at: The place of the state word; the key comes before it, the values behind it.
+        state_at: The place of the state word; the key comes before it, the values after it.
     """
 
     def __init__(self, most: int, width: int, state_at: int, kind: KeyType, values: ValueWords, gather: Gather) -> None:

@@ -440,7 +440,7 @@ class IndexedRecords:
         self._arena.hold(used + more + SLACK, used)
 
     def _keys_move(self) -> None:
-        """Take out of the arena the keys of whatever is no record, before records name another arena."""
+        """Take the keys that belong to no record out of the arena, before records name another arena."""
 
     def _free_slots(self, slots: Rows) -> None:
         """Drop keys; their slots are used again."""
@@ -464,7 +464,7 @@ class IndexedRecords:
             self._rows.free_slots(self._places(), slots[freed], _NO_ROWS, 0, 1)
 
     def _shrink(self) -> None:
-        """Give back room if dropped keys have left most of it empty: behind the last slot in use, and in the index."""
+        """Give back room if dropped keys have left most of it empty: after the last slot in use, and in the index."""
         control, slab = self._control, self._free.array
         high, free = int(control[Control.HIGH]), int(control[Control.FREE])
         if high < _SHRUNK_FROM or 2 * free < high:

@@ -154,6 +154,6 @@ class Slab:
         self._room, self.array, self.address = room, grown, grown.ctypes.data
 
     def shrink(self, size: int) -> None:
-        """Give back the room behind the first `size` elements, where the memory takes it."""
+        """Give back the room after the first `size` elements, where the memory takes it."""
         if size < self.array.size:
             self.array = self._memory.use(self._room, size)

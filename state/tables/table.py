@@ -172,7 +172,7 @@ class Table(EpochRecords):
         Args:
             name: The column.
             over: Slots up to this time are listed.
-            between: And those behind the first time, up to the second.
+            between: And those after the first time, up to the second.
             known: But, of the latter, none with these times.
 
         Returns:

@@ -52,7 +52,7 @@ class Arena:
 
     @property
     def array(self) -> NDArray[np.uint8]:
-        """The bytes, with what is reserved behind them."""
+        """The bytes, with what is reserved after them."""
         return self._bytes.array
 
     def adopt(self, data: Slab, used: int) -> None:

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 DELETED = pa.field("holdfast_deleted", pa.bool_(), nullable=False)
-"""The mark: whether the record deletes the row of its key. It is first, so that columns can be added behind."""
+"""The mark: whether the record deletes the row of its key. It is first, so that columns can be added after."""
 
 
 def record_schema(rows: pa.Schema, key: Sequence[str]) -> pa.Schema:

@@ -107,7 +107,7 @@ class Commits:
         return None if data is None else decode_commit(self._meta, sequence, data)
 
     def adopt(self, sequence: int, data: bytes) -> None:
-        """Move to a commit that this process has just created with these bytes, behind the newest one known here."""
+        """Move to a commit that this process has just created with these bytes, after the newest one known here."""
         assert sequence == self.tail.sequence + 1
         self.tail = self._keep(decode_commit(self._meta, sequence, data), hash_in(data))
 
@@ -134,7 +134,7 @@ class Commits:
         """Ask the store, not the cache, whether it holds the commit with this sequence and hash."""
         try:
             if not sequence or hash_in(self._store.get(commit_path(sequence))) == xxh3:
-                return True  # a ghost is no commit that any process has read
+                return True  # no process has read a ghost as a commit
         except NotFound:
             pass
         self._packs.clear()

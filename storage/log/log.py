@@ -158,7 +158,7 @@ class LogWriter:
         raise _overtaken("no column was added")
 
     def widen(self, partitions: int) -> int:
-        """Add empty partitions behind the existing ones, up to this number; return how many there were.
+        """Add empty partitions after the existing ones, up to this number; return how many there were.
 
         Rows stay where they are. A writer that does not know the new partitions continues writing to the others.
 

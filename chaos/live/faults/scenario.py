@@ -45,7 +45,7 @@ _KEYS = (
     "wait",
 )
 PROCESSES, PROCESSES_MAX = "processes", 1_024
-"""The platform without Spark: `holdfast run --local`, which starts as many workers as it is told to."""
+"""The platform without Spark: `holdfast run --local`, which starts as many workers as requested."""
 _DEFAULTS = {setting.name: setting.default for setting in SETTINGS}
 _SETTING = "HOLDFAST_"
 _MODULE_AND_FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")

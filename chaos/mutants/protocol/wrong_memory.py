@@ -23,7 +23,7 @@ def never_asks(_: Right) -> Right:
 
 
 def asks_for_new_changes_only(_: Right) -> Right:
-    """Changes of an epoch that was given up are no reason to ask for another one."""
+    """Changes of an epoch that was given up do not make the worker ask for another one."""
 
     def wants_barrier(loop: WorkerLoop) -> bool:
         budget, state = loop._limits.budget, loop._state

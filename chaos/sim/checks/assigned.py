@@ -1,6 +1,6 @@
 """Which subtask reads which partition: deployments and triggers compared with the manifests that follow.
 
-    P12  in a generation one subtask reads a partition, from where the base manifest stands, or from the first record
+    P12  in a generation one subtask reads a partition, from its position in the base manifest, or from the first record
          the manifest of an epoch holds every partition that a trigger up to this epoch has assigned
          if the trigger of the epoch itself assigned it first, it is at its first record there: nothing was read
          a manifest holds no partition that neither its generation nor an earlier one was given

@@ -11,7 +11,7 @@ A run that reads to given ends does not wait for a partition that has no event t
 of its checkpoints may be higher. A later run waits for that partition again; its clocks may be as high as those of the
 checkpoint from which it started.
 
-A run that was asked to finish ends the input of every partition behind the records that had arrived by then, or later.
+A run that was asked to finish ends the input of every partition after the records that had arrived by then, or later.
 Time does not wait for what follows.
 
 If a partition has no records for long while another one is active (`Scenario.rests`), time must not wait for it: its
@@ -66,7 +66,7 @@ class Clocks:
         self._lets_go[owner] = frozenset(p for p, mark in marks.items() if mark is None)
 
     def finishes(self, owner: str, ends: Cut) -> None:
-        """A run accepted to end the input of each partition at these offsets, or behind them."""
+        """A run accepted to end the input of each partition at these offsets, or after them."""
         self._finishes[owner] = ends
 
     def completed(self, epoch: int, follows: int, cut: Cut, owner: str) -> None:

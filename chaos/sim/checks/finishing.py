@@ -1,4 +1,4 @@
-"""Where the input of a job ends when a user asks it to finish: behind every record that has arrived by then.
+"""Where the input of a job ends when a user asks it to finish: after every record that has arrived by then.
 
 The run that accepts the request fixes the ends, and fixes them again, later, after a recovery. Other runs know nothing
 of the request: a run that takes over from this one reads everything.

@@ -63,7 +63,7 @@ class Changes:
                 self._put(new_row)
 
     def extend(self, other: Changes) -> None:
-        """Add the records of another collection, behind these."""
+        """Add the records of another collection, after these."""
         for mine, others in zip(self._columns, other._columns, strict=True):
             mine += others
         self._deleted += other._deleted

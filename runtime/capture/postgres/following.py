@@ -55,7 +55,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Append:
-    """Append these changes, behind those that were staged, with this position as the tag; then call `appended`."""
+    """Append these changes, after those that were staged, with this position as the tag; then call `appended`."""
 
     changes: Changes
     lsn: int

@@ -212,7 +212,7 @@ def _old_row(data: bytes, at: int) -> tuple[Row, int]:
 
 
 def _row(data: bytes, at: int) -> tuple[Row, int]:
-    """Return the row at an offset, and the offset behind it."""
+    """Return the row at an offset, and the offset after it."""
     (count,) = _COUNT.unpack_from(data, at)
     at += _COUNT.size
     cells: list[Cell] = []
@@ -240,7 +240,7 @@ def _relation(data: bytes) -> Relation:
     at += 1 + _COUNT.size
     columns = []
     for _ in range(count):
-        column, at = _text(data, at + 1)  # behind a flag: whether it belongs to the key
+        column, at = _text(data, at + 1)  # after a flag: whether it belongs to the key
         columns.append((column, *_COLUMN.unpack_from(data, at)))
         at += _COLUMN.size
     return Relation(_oid(data), schema or "pg_catalog", name, identity, tuple(columns))

@@ -218,7 +218,7 @@ def is_idle(db: sqlite3.Connection, name: str, position: int) -> bool:
 
 
 def changes(db: sqlite3.Connection, table: SourceTable, after: int, upto: int) -> Iterator[pa.Table]:
-    """Return the changes behind a number, in pieces, each with the mark of a delete as its last column.
+    """Return the changes after a number, in pieces, each with the mark of a delete as its last column.
 
     No read is open while a piece is used: it would let writers wait. Raises ConfigError, sqlite3.Error.
     """

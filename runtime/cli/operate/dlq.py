@@ -234,7 +234,7 @@ def _newest(reader: LogReader, limit: int) -> list[dict[str, Any]]:
 
 
 def _record(form: str, raw: bytes) -> Any:
-    """Return a readable record: its columns, or its text; null for bytes that are no text."""
+    """Return a readable record: its columns, or its text; null for bytes that are not text."""
     if form in ("record", "row"):
         return json.loads(as_json_line(Placed(0, 0, rows_of(decode_row(raw))[0])))["row"]
     if form == "text":

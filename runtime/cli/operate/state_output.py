@@ -136,7 +136,7 @@ def _to_table(answer: Answer, rows: _Limited) -> None:
 
 
 def _headers(schema: pa.Schema) -> list[str]:
-    """Return the columns; the fields of `before` and `after` of a comparison stand beside each other."""
+    """Return the columns; the fields of `before` and `after` of a comparison are beside each other."""
     found: list[str] = []
     for field in schema:
         if not pa.types.is_struct(field.type):

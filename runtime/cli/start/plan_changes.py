@@ -1,7 +1,7 @@
 """Compares a job's file with the last checkpoint: names, settings, changes that a run accepts or refuses.
 
-A checkpoint of an older version lacks the identity of state or the shape of the plan. Whatever it lacks is reported as
-not known, never as unchanged.
+A checkpoint of an older version lacks the identity of state or the shape of the plan. Everything that it lacks is
+reported as unknown, never as unchanged.
 
 Source: docs/decisions/0024-identity-of-state.md; API.md (`plan --json`).
 """

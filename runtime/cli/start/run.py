@@ -94,7 +94,7 @@ def add_setting_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags about a run that are no settings."""
+    """Add the flags of a run that are not settings."""
     parser.add_argument(
         "--progress",
         choices=STYLES,

@@ -1,6 +1,7 @@
 """Sinks that deliver where a job does from which this one was forked.
 
-Many targets would take rows of both jobs: rows that are only added come twice, of rows with a key either wins.
+Many targets would take rows of both jobs: rows that are only added occur twice, and of two rows with the same key
+either may win.
 """
 
 from __future__ import annotations

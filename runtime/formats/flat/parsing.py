@@ -211,7 +211,7 @@ def _row(at: int, end: int, row: int, rows: int, names: int, bounds: Any, kinds:
 def parsed(
     data: int, starts: Any, names: Any, bounds: Any, kinds: Any, values: Any, sizes: Any, states: Any, accepted: Any
 ) -> Any:
-    """Read objects into columns, one behind the other in each array, with one place more for what is ignored.
+    """Read objects into columns, one after the other in each array, with one more place for ignored values.
 
     Args:
         data: The address of the text; `starts` are where each object begins in it, and where the last one ends.

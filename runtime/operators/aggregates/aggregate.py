@@ -264,7 +264,7 @@ class Folding:
         return [self._over(bound, self._held(bound, slots), runs) for bound in self._aggregations]
 
     def running(self, batch: pa.RecordBatch, own: Slots, runs: Runs) -> list[pa.Array]:
-        """Return the result columns of runs of rows behind the states of slots, and change nothing.
+        """Return the result columns of runs of rows after the states of slots, and change nothing.
 
         Args:
             own: The slots; the states of the batch's rows come after theirs.

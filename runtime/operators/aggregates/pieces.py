@@ -39,7 +39,7 @@ def in_pieces(ctx: OperatorContext, operator: str, aggregations: Sequence[BoundA
 def results_in_pieces(ctx: OperatorContext, operator: str, aggregations: Sequence[BoundAggregation]) -> Give:
     """Return what emits the results that an iterator makes: over several turns if it calls the user's functions.
 
-    The iterator may delete state behind its last result: it is always used up before the fragment takes anything else.
+    The iterator may delete state after its last result: it is always used up before the fragment takes anything else.
     """
     if calls_users(aggregations):
         return lambda results: ctx.defer(_Giving(operator, FUNCTION + operator, results), ROUNDS)

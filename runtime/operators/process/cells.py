@@ -106,7 +106,7 @@ class Life:
     def now_us(self) -> int:
         """Return the time up to which values have expired; it is at least that of the current record.
 
-        The watermark comes behind the records, in microbatch mode behind all of an epoch.
+        The watermark comes after the records, in microbatch mode after all of an epoch.
         """
         frame = self._frame()
         return min(max(frame.at_us, frame.clock_us) if self._event else frame.now_us, NEVER - 1)

@@ -54,7 +54,7 @@ class Lookup(KeyedStep):
         return tuple(dict.fromkeys((*self.keyed_by(port), *more, *(name for name in given.names if name in read))))
 
     def also_reads(self, port: int) -> tuple[str, ...]:
-        """Return columns that it reads whatever is needed behind it."""
+        """Return columns that it reads whatever is needed after it."""
         return ()
 
     def made_from(self, name: str) -> str | None:

@@ -3,7 +3,7 @@
 Every record marks the row of state that it is folded into. Windows are shown in passes. A pass begins at the first
 multiple of the interval after the oldest change that was not shown, but not before an interval has passed since the
 last round of the pass before. It takes the rows that are marked when it begins, in rounds, between batches of records;
-a round shows the open windows of its rows and clears their marks. A row that changes behind its round is marked for the
+a round shows the open windows of its rows and clears their marks. A row that changes after its round is marked for the
 next pass. Slices of one key are in one round, so that a window that consists of several is shown once per pass.
 marked.py finds the rows, in turns that are bounded whatever the size of the state.
 
@@ -13,7 +13,7 @@ per key group. So a restored operator knows without a look at its rows whether t
 Invariants
     - A row has a mark if an open window with it has changed since that window was last shown, or never was.
     - While a row has a mark, there is a time at which a round is due.
-    - Two rounds with the same window are at least the interval apart, by the clock that rounds are told.
+    - Two rounds with the same window are at least the interval apart, by the clock that rounds receive.
     - Marks and times are in the state before the barrier's freeze, together with what was shown, if `note` is called.
 
 Pure; the clock is a parameter.

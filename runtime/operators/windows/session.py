@@ -200,7 +200,7 @@ class SessionOperator(Operator):
             self._ctx.emit(batch.filter(pa.array(late)), LATE)
 
     def _closed(self, slots: Slots) -> Iterator[pa.RecordBatch]:
-        """Yield sessions; delete them behind the last one."""
+        """Yield sessions; delete them after the last one."""
         for part, results in self._folding.each_piece(slots):
             *keys, starts = self._table.key_columns(part)
             ends = pa.array(self._table.values(WINDOW_END, part)).view(TIME)

@@ -370,7 +370,7 @@ class WindowOperator(Operator):
         return np.concatenate([slots for slots, _, _ in self._table.present_by_time(WINDOW_END, *given)])
 
     def _closed(self, results: Iterator[pa.RecordBatch], over: Slots) -> Iterator[pa.RecordBatch]:
-        """Yield the windows that are due; delete the rows that are over behind the last one."""
+        """Yield the windows that are due; delete the rows that are over after the last one."""
         yield from results
         self._table.expire(over, self._clock.expired_through(self._reach_us))
 
@@ -393,7 +393,7 @@ class WindowOperator(Operator):
     def _first_due(self, ends: Times, clock: Clock) -> int:
         """Return when the first of some slices has to be looked at next, or an earlier time.
 
-        With one clock for all, few different slices stand for many rows; one that no row is in costs a scan at most.
+        With one clock for all, few different slices represent many rows; one that no row is in costs a scan at most.
         """
         every_us = self._step.window.every_us
         if ends.size and not isinstance(clock, np.ndarray) and self._step.window.overlap > 1:

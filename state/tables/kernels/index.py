@@ -5,7 +5,7 @@ which a larger index keeps. A key is in exactly one generation: the old one as l
 moved. The new generation's memory is touched in order, so the system hands it out page by page.
 
 Invariants
-    - Moving stops behind an empty entry only, so no run of entries lies across the border.
+    - Moving stops after an empty entry only, so no run of entries lies across the border.
     - A generation is at most five eighths full, so a probe always ends.
 
 Source: Knuth, The Art of Computer Programming 3, 6.4 (algorithms L and R).
@@ -51,7 +51,7 @@ def insert(entries: int, bits: int, tag: int, slot: int) -> None:
 
 @inner
 def remove(entries: int, bits: int, tag: int, slot: int) -> None:
-    """Delete an entry, and shift the entries behind it back, so that no probe ends too early."""
+    """Delete an entry, and shift the entries after it back, so that no probe ends too early."""
     mask = (1 << bits) - 1
     hole = home_of(tag, bits)
     while (get(entries, hole) & _SLOT) != slot + 1:

@@ -157,7 +157,7 @@ def scan_times(
     """List the present slots of [first, end) whose time is wanted, with their times.
 
     Args:
-        wanted_: The word of the time; times up to the next number are wanted, and times behind the one after it, up to
+        wanted_: The word of the time; times up to the next number are wanted, and times after the one after it, up to
             the last one.
         known_: Those of the latter times that are not wanted.
         left_: Becomes the earliest and the latest time that is not among the first ones; as it was if there is none.
@@ -210,7 +210,7 @@ def copy_bytes(arena: Any, starts: Any, lengths: Any, to: Any, out: Any) -> None
 
 @kernel("number", "words", "words", "number", "number", "bytes", "bytes", "number")
 def compact_arena(records: Any, control: Any, first: int, end: int, arena: Any, out: Any, used: int) -> int:
-    """Copy the bytes of the keys in slots [first, end) behind the `used` bytes of another arena; return its bytes."""
+    """Copy the bytes of the keys in slots [first, end) after the `used` bytes of another arena; return its bytes."""
     width, key = control[_WORDS], control[_KEY]
     for slot in range(first, end):
         base = slot * width

@@ -37,7 +37,7 @@ _AT, _OF_BOUND, _ABOVE, _DATA, _STARTS, _LENGTHS = (
 _RECORDS, _ARENA, _CONTROL, _STRIDE = int(Place.RECORDS), int(Place.ARENA), int(Place.CONTROL), int(Control.WORDS)
 _ENTRIES, _NEXT, _PREVIOUS = 0, 1, 2
 _CONTINUES = 0xFF
-"""The byte behind a closing 00 by which a text continues."""
+"""The byte after a closing 00 by which a text continues."""
 
 
 @inner
@@ -101,7 +101,7 @@ def _rank(places: int, control: int, node: int, stride: int, bounds: int, row: i
 
 @inner
 def _leaf_of(places: int, tree: int, control: int, bounds: int, row: int, above: int) -> Any:
-    """Return the number of the leaf in which a bound lies, or behind which; note the path."""
+    """Return the number of the leaf in which a bound lies, or after which; note the path."""
     node, inner_stride = get(control, _ROOT), get(control, _WORDS) + 2
     for level in range(get(control, _LEVELS) - 1):
         address = _node_at(tree, control, node)
@@ -162,7 +162,7 @@ def _close_gap(node: int, at: int, stride: int) -> Any:
 
 @inner
 def _split(tree: int, control: int, number: int, keep: int, stride: int) -> Any:
-    """Move the entries of a node from `keep` on to a new node behind it; return the new node."""
+    """Move the entries of a node from `keep` on to a new node after it; return the new node."""
     right = _new_node(tree, control)
     left_at, right_at = _node_at(tree, control, number), _node_at(tree, control, right)
     moved = get(left_at, _ENTRIES) - keep
@@ -174,7 +174,7 @@ def _split(tree: int, control: int, number: int, keep: int, stride: int) -> Any:
 
 @inner
 def _link(tree: int, control: int, left: int, right: int) -> None:
-    """Put a new leaf behind another one."""
+    """Put a new leaf after another one."""
     left_at, right_at = _node_at(tree, control, left), _node_at(tree, control, right)
     behind = get(left_at, _NEXT)
     put(right_at, _NEXT, behind)

@@ -1,7 +1,7 @@
 """The numbers that Python and the kernels of ordered indexes share: control words of a tree, parts of bounds.
 
 A node is `[entries used][next leaf][previous leaf][unused]` and its entries, one int64 per word. An entry of a leaf is
-`[sort words][slot]`; an inner entry is a copy of the first entry of a child, and the child's number behind it.
+`[sort words][slot]`; an inner entry is a copy of the first entry of a child, and the child's number after it.
 
 Pure: no clock, thread or I/O.
 """
@@ -41,7 +41,7 @@ class Bounds(IntEnum):
 
     WORDS = 0  # where the words of the first bound are; those of the next one follow
     COUNT = 1  # words of a bound; an entry is compared by these alone
-    ABOVE = 2  # 1: a bound is behind the entries that are equal to it, 0: before them
+    ABOVE = 2  # 1: a bound is after the entries that are equal to it, 0: before them
     DATA = 3  # where the canonical bytes of all bounds are, 0: only words are compared
     STARTS = 4
     LENGTHS = 5
