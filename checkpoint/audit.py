@@ -98,7 +98,7 @@ class Audit(msgspec.Struct, frozen=True):
     operators: tuple[OperatorCount, ...]
     totals: tuple[SinkTotal, ...]
     since: Epoch
-    """The totals count what was staged after this epoch; 0: since the job began."""
+    """The totals count records that were staged after this epoch; 0: since the job began."""
     late: Late | msgspec.UnsetType = msgspec.UNSET
     """Omitted if no record can be late, and by older versions."""
 

@@ -1,4 +1,4 @@
-"""The output of a sink that has one committer: what all its writers staged in an epoch, as the output of the first.
+"""The output of a sink with one committer: the staged output of all its writers in an epoch, as that of the first.
 
 Such a sink's target shows the output of all writers in one commit (`traits.commits_once`). So the manifest names it as
 one item under the committer's tag, and delivery, repair and audit need no second way: to them the sink has one writer.

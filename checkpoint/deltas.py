@@ -1,7 +1,7 @@
-"""A manifest as what changed since an earlier one: pieces of that one, and new bytes between them.
+"""A manifest as its difference from an earlier one: pieces of that one, and new bytes between them.
 
 Manifests of a job name the same segments again and again, and little else takes so much room. JSON objects are compared
-as text, so a difference needs no knowledge of what a manifest holds, and rebuilds it byte for byte.
+as text, so a difference needs no knowledge of a manifest's fields, and rebuilds it byte for byte.
 
 Invariants
     - `rebuilt(base, difference(base, data)) == data`, whatever the two are.
@@ -17,7 +17,7 @@ from typing import TypeAlias
 import msgspec
 
 _END = b"},"
-"""Ends an object in a list; the pieces are what is between."""
+"""Ends an object in a list; it separates the pieces."""
 
 Copy: TypeAlias = tuple[int, int]
 """Index of the first piece of the base, and how many."""

@@ -27,7 +27,7 @@ from holdfast.model import NO_EPOCH, Epoch, Generation, JobUuid, ObjectRef, Snap
 
 GENERATION = Generation(0)
 """The generation of everything that a fork copies. No driver has it, so the first sweep of the fork's first run deletes
-what killed attempts left, and nothing of it proves that a log was cut short (beyond.py)."""
+the objects of killed attempts, and none of them proves that a log was cut short (beyond.py)."""
 TIMELINE = Timeline(1)
 NOTHING_STAGED = Audit((), (), (), (), NO_EPOCH)
 """The fork itself took no record and staged no output by then, so its audit is complete from there on."""

@@ -313,7 +313,7 @@ class Job:
 
     @property
     def before(self) -> Tag:
-        """Return what the job had completed when its owner started."""
+        """Return the last epoch that the job had completed when its owner started, with its timeline."""
         return self.reached[-1] if self.reached else Tag(Timeline(1), NO_EPOCH)
 
     @property
@@ -404,7 +404,7 @@ def decode(data: bytes, path: str) -> Record:
     """Read a record back.
 
     Raises:
-        Damaged: the bytes are not a record, or differ from what was written.
+        Damaged: the bytes are not a record, or differ from those that were written.
         ConfigError: the record has a format of another version.
     """
     try:

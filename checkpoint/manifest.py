@@ -45,11 +45,11 @@ from holdfast.model import (
 )
 
 FORMAT_VERSION = 7
-"""Manifests that name an earlier one and what changed since; 6 are compressed ones. Smaller ones are written as the
-oldest version that has what they hold: 5 with sinks that have one committer, since an earlier version would deliver
-output of several writers as that of one, beside newer output of the others; 4 if the changelog goes to a topic, since
-an earlier version would take the segments that they name for all of the state; 3 with state columns that are not plain,
-2 with operators that evolved, 1 without."""
+"""Manifests that are a difference from an earlier one; format 6 is a compressed manifest. Smaller ones are written as
+the oldest version with the fields that they need: 5 with sinks that have one committer, since an earlier version would
+deliver output of several writers as that of one, beside newer output of the others; 4 if the changelog goes to a topic,
+since an earlier version would take the segments that they name for all of the state; 3 with state columns that are not
+plain, 2 with operators that evolved, 1 without."""
 COMPRESSED_VERSION = 6
 _VERSION_WITH_COMMITTERS, _VERSION_WITH_TOPIC, _VERSION_WITH_TYPES, _VERSION_WITH_FIELDS, _FIRST_VERSION = 5, 4, 3, 2, 1
 COMPRESSED_FROM_BYTES = 1 << 16
@@ -236,7 +236,7 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def plain(manifest: Manifest) -> bytes:
-    """Return the manifest as JSON of the oldest version that has what it holds."""
+    """Return the manifest as JSON of the oldest version that has all its fields."""
     version = max(map(_version_of, manifest.operators), default=_FIRST_VERSION)
     version = version if manifest.topic is None else _VERSION_WITH_TOPIC
     version = _VERSION_WITH_COMMITTERS if manifest.with_committer else version
@@ -251,7 +251,7 @@ def stored(data: bytes) -> bytes:
 
 
 def stored_delta(data: bytes, base: ObjectRef, base_data: bytes) -> bytes | None:
-    """Return a manifest's JSON as what changed since the base; None if the base is small or too much has changed.
+    """Return a manifest's JSON as its difference from the base; None if the base is small or too much has changed.
 
     Args:
         base: A manifest that is stored whole.
@@ -266,7 +266,7 @@ def stored_delta(data: bytes, base: ObjectRef, base_data: bytes) -> bytes | None
 
 
 def _version_of(operator: OperatorState) -> int:
-    """Return the oldest version that has what is recorded of an operator."""
+    """Return the oldest version with the recorded fields of an operator."""
     if not all(type_name in _PLAIN_TYPES for _, type_name in operator.schema.get("columns", ())):
         return _VERSION_WITH_TYPES
     return _VERSION_WITH_FIELDS if FIELDS in operator.schema else _FIRST_VERSION
@@ -290,7 +290,8 @@ def decode(data: bytes, ref: ObjectRef, base: bytes | None = None) -> Manifest:
 
 
 def named_in(data: bytes, ref: ObjectRef, base: bytes | None = None) -> Named:
-    """Read what a manifest names, in a tenth of the time of all of it; the manifest that it needs, too."""
+    """Read the names in a manifest, and the manifest that it needs; this takes a tenth of the time of reading all of
+    it."""
     found = _decoded(_PARTS, data, ref, base)
     needed = base_of(data, ref)
     held = [each.path for handle in found.state for each in handle.base]
@@ -315,7 +316,8 @@ def _decoded(decoder: msgspec.json.Decoder[Read], data: bytes, ref: ObjectRef, b
 
 
 def _plain(data: bytes, base: bytes | None) -> bytes:
-    """Return the JSON of a stored manifest. Raises ValueError if it is not what was stored, and as `_decompressed`."""
+    """Return the JSON of a stored manifest. Raises ValueError if it differs from the stored bytes, and as
+    `_decompressed`."""
     version = _VERSION.decode(data).v
     if version == FORMAT_VERSION:
         delta = _DELTA.decode(data)
@@ -329,7 +331,7 @@ def _plain(data: bytes, base: bytes | None) -> bytes:
 
 
 def _decompressed(compressed: _Compressed | _Delta) -> bytes:
-    """Return what was compressed. Raises OSError if the frame is not one of this size."""
+    """Return the decompressed bytes. Raises OSError if the frame is not one of this size."""
     data: bytes = _ZSTD.decompress(compressed.zstd, decompressed_size=compressed.size, asbytes=True)
     return data
 

@@ -246,7 +246,7 @@ class Repository:
     def store_manifest(self, manifest: Manifest, owner: str) -> ObjectRef:
         """Store the manifest under a unique name; return the reference for the log.
 
-        If it follows the one stored last, it may be stored as what changed since the last one that was stored whole.
+        If it follows the one stored last, it may be stored as a difference from the last one that was stored whole.
         That one is completed then, or is named by a completed one, and so is not swept. A manifest that is stored
         again is the same object.
         """
@@ -276,7 +276,7 @@ class Repository:
         return decode(data, ref, None if base is None else read_verified(self._store, base))
 
     def named_in(self, refs: Sequence[ObjectRef]) -> Iterator[Named]:
-        """Read and verify manifests, some together where the store can; yield what each of them names."""
+        """Read and verify manifests, some together where the store can; yield the names in each of them."""
         base, base_data = None, None
         for part in parts(refs, min(MANIFESTS_READ, read_together(self._store))):
             found = get_each(self._store, [ref.path for ref in part])
@@ -309,7 +309,7 @@ class RootLost(Damaged):
     """The root was deleted or replaced while the job runs."""
 
     def __init__(self, path: str, there: int | str) -> None:
-        """Args: there: The number of the last record there now, 0 if there is no log; or what is wrong with the log."""
+        """Args: there: The number of the last record there now, 0 if there is no log; or the fault of the log."""
         if isinstance(there, int):
             there = f"its log ends at {joblog.record_path(there)}" if there else "it has no log"
         super().__init__(
@@ -330,7 +330,7 @@ class _StoredManifest:
     """The manifest that was stored last."""
 
     name: str
-    """Its path, without what shows how it is stored."""
+    """Its path, without the suffix for its stored form."""
     epoch: Epoch
     ref: ObjectRef
     sha256: str
@@ -421,7 +421,7 @@ def write_object(store: ObjectStore, path: str, write: Callable[[Sink], object],
     """Create an object part by part and return its reference; it becomes visible, whole, at the end.
 
     Args:
-        write: Writes the bytes into what it receives; it may read files meanwhile.
+        write: Writes the bytes into the sink that it receives; it may read files meanwhile.
         next_step: Next step to report if a file cannot be read or written.
 
     Raises:

@@ -1,4 +1,4 @@
 """Jobs on real data, each with a check of its result.
 
-They import what users import. The oracles share no code with the runtime.
+They import only modules for users. The oracles share no code with the runtime.
 """

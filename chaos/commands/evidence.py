@@ -122,7 +122,7 @@ def run_soak(args: argparse.Namespace) -> int:
 
 
 def run_statement(args: argparse.Namespace) -> int:
-    """Show what a log proves."""
+    """Show the evidence in a log."""
     folder = Path(args.folder)
     return _show(soak.read(folder), args.json, folder)
 

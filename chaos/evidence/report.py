@@ -77,7 +77,7 @@ class Struck:
 
     @property
     def detail(self) -> str:
-        """Return the evidence of it; if there is none, what was planned."""
+        """Return the evidence of it; if there is none, the plan."""
         seen = [self.said[phase] for phase in ("fired", "missed", "healed") if self.said.get(phase)]
         return "; ".join(seen) or self.said.get("armed", "")
 

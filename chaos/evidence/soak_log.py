@@ -236,7 +236,7 @@ class _Tally:
 
 
 def state(log: SoakLog) -> list[Stated]:
-    """Return what the log proves about each version of the code in it, newest first."""
+    """Return the log's evidence about each version of the code in it, newest first."""
     tallies: dict[str, _Tally] = {}
     newest: dict[str, int] = {}
     for number, batch in enumerate(log.batches):

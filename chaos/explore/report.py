@@ -80,7 +80,7 @@ class Summary:
 
 
 def verdict_line(summary: Summary, seeds: int | None = None) -> str:
-    """Return in one line what was proven.
+    """Return the verdict in one line.
 
     Args:
         seeds: How many were requested; None: as many as were played.

@@ -1,4 +1,4 @@
-"""The faults of real runs: what each one strikes, how, and on which platform.
+"""The faults of real runs: the target of each, the means, and the platform.
 
 A fault is named for its victim and its effect: `worker-kill`, `data-blackhole`. Its duration follows from the
 timeouts of the job: a *stop* outlasts every one of them, a *pause* none. Spark's own timeouts are longer still.

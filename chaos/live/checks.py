@@ -104,7 +104,7 @@ def _begins_anew(line: dict[str, Any], kept: set[int]) -> bool:
 
 
 def _is_past(line: dict[str, Any], cut: set[int]) -> bool:
-    """Return whether a line describes what preceded the first checkpoint after which everything is kept."""
+    """Return whether a line describes an event before the first checkpoint after which everything is kept."""
     return line["epoch"] in cut and "source" not in line or line["epoch"] is None and "sink" in line
 
 

@@ -83,7 +83,7 @@ class LiveCluster:
         return {process.pid for process in (*self._hosts, self._master) if process is not None}
 
     def revive(self) -> str:
-        """Restart hosts that have ended, as a supervisor would; return a description of what was done."""
+        """Restart hosts that have ended, as a supervisor would; return a description of the action."""
         ended = []
         for number, host in enumerate(self._hosts):
             # A JVM whose first thread has ended must not be waited for before its last thread has ended.

@@ -1,7 +1,7 @@
 """Ends a job under faults: if its sources end, it finishes; otherwise it is stopped once it has read them.
 
 A check that compares results with the whole source needs a job that has read all of it: a job that is stopped earlier
-proves nothing. An audit compares what was read, however much that is.
+proves nothing. An audit compares the records that were read, however many they are.
 
 Invariants
     - A job whose sources have all ended is not stopped: only that end closes its last windows.

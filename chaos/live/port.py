@@ -19,7 +19,7 @@ Play = Callable[[Path, Path, int], Path]
 
 
 def missing() -> str | None:
-    """Return what this machine lacks for live runs, None if nothing."""
+    """Return the requirement of live runs that this machine lacks; None if it lacks none."""
     from holdfast.runtime.cli.start import doctor  # runs programs to get their versions: only when needed
 
     java = next(doctor.java())  # later steps start Spark

@@ -1,6 +1,6 @@
 """Runs a real job under faults: starts and feeds it, strikes it by a schedule, restarts it, and checks its results.
 
-Decisions are made in pure modules (scenario, nemesis); this one acts, and records what it did and saw.
+Decisions are made in pure modules (scenario, nemesis); this one acts, and records its actions and observations.
 
 Invariants
     - The verdict is "held" only if every armed fault fired, each kind of the scenario at least once, an epoch was

@@ -1,4 +1,4 @@
-"""Observes a job while faults strike it: samples, epochs and recoveries, from what the job itself publishes.
+"""Observes a job while faults strike it: samples, epochs and recoveries, from the job's own published files.
 
 Epochs come from the job log, the only authority on a job; the rest from the driver's progress and `live.json`.
 
@@ -52,7 +52,7 @@ class Watch:
             self._lost_driver = (cause, time.monotonic(), time.time())
 
     def look(self) -> None:
-        """Read what is new."""
+        """Read new entries."""
         self._take_in(reported=self._job.progress.get("epoch") or 0)
         if time.monotonic() >= self._next_sample:
             self._next_sample = time.monotonic() + SAMPLE_EVERY_S

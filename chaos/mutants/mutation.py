@@ -3,7 +3,8 @@
 Only the simulator applies one.
 
 Invariants
-    - A mutant changes only what it names and the check of invariants, and leaves no trace when its context closes.
+    - A mutant changes only the code that it names and the check of invariants, and leaves no trace when its context
+      closes.
 
 Source: research section 2b, checker validation.
 """

@@ -160,7 +160,7 @@ class Spark:
         return self._world.random.choice((0.05, 0.3, 1.5)) if slow else self._world.random.uniform(0.0005, 0.02)
 
     def ended(self, task: TaskProcess, sent: list[Parcel]) -> None:
-        """An attempt reports what it sent; too late if another one has."""
+        """An attempt reports the parcels that it sent; too late if another one has reported."""
         job = self._current(task)
         if job is None:
             return
@@ -282,7 +282,7 @@ class BatchDriver(DriverProcess):
         self._host.send(worker, message)
 
     def look_at_epoch(self, batch: Batch) -> None:
-        """Let the checkers see what an epoch reads; later jobs of the epoch have the offsets of the first."""
+        """Show the reads of an epoch to the checkers; later jobs of the epoch have the offsets of the first."""
         state, outlook = self._host._batches, self._host._outlook
         assert state is not None and isinstance(state.phase, Running) and outlook is not None
         if state.phase.tries == 1 and not state.phase.waits and not self._host._deliveries.full():

@@ -265,7 +265,7 @@ class DriverProcess(DriverEnd):
         super().crashed()
 
     def ended(self, why: str) -> None:
-        """The streams break, and Spark sooner or later ends what it ran for this driver."""
+        """The streams break, and Spark sooner or later ends the tasks of this driver."""
         for worker in self._launched.values():
             worker.stream.driver_ended()
             self._cancel(worker, self._world.random.choice((0.05, 1.0, 6.0)))
@@ -296,7 +296,8 @@ class DriverProcess(DriverEnd):
 
 
 class SweepLane(ProcessLane):
-    """A driver's lane for sweeps; the checkers inspect what each sweep leaves, before anything else happens."""
+    """A driver's lane for sweeps; the checkers inspect the remaining objects after each sweep, before the next
+    event."""
 
     def submit(self, work: Callable[[], object], done: Callable[[object], None]) -> None:
         """See Lane.submit."""

@@ -131,7 +131,7 @@ class App:
         return f"<hf.App {self.name!r}: {built or 'nothing is built yet'}>"
 
     def _repr_html_(self) -> str:
-        """Return a drawing of what is built so far, for notebooks."""
+        """Return a drawing of the dataflow built so far, for notebooks."""
         return self._graph.drawn()
 
     @overload
@@ -275,11 +275,11 @@ class App:
         return self._graph.add(kind, None, name, schema, row_type=row_type, event_time=time)
 
     def continue_from(self, graph: Graph) -> None:
-        """Take over what another app's code has built; for tools that run a part of it."""
+        """Take over the dataflow that another app's code has built; for tools that run a part of it."""
         self._graph = graph
 
     def plan(self) -> Plan:
-        """Compile what the code has built. Reads and writes nothing.
+        """Compile the dataflow that the code has built. Reads and writes nothing.
 
         Raises:
             ConfigError: there is no sink, a stream leads nowhere, a source reads what a sink writes, or a feature is
@@ -304,7 +304,7 @@ class App:
     ) -> None:
         """Run the job in this program, a notebook or a script, and return when it ends.
 
-        The same run as that of `holdfast run`: it resumes from the last checkpoint, and what it commits is kept.
+        The same run as that of `holdfast run`: it resumes from the last checkpoint, and its commits are kept.
         Interrupting it takes a last checkpoint.
 
         Args:

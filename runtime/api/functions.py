@@ -44,7 +44,7 @@ def call_of(
     Args:
         row_type: The dataclass of the rows; None is `hf.Row`.
         taken: Names of existing steps; this one gets another.
-        to: The dataclass of what the function returns.
+        to: The dataclass of the function's results.
         has_dlq: The app has a dead letter queue.
 
     Raises:

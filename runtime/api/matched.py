@@ -199,7 +199,7 @@ def _result(
 
 
 def _taken(name: str, node: Node, automaton: Automaton, keys: tuple[str, ...], time: str, use: Use) -> Taken | None:
-    """Return what a field of the result holds; None: the time of the match."""
+    """Return the value of a field of the result; None: the time of the match."""
     if name in keys:
         return Taken(None, name)
     if name == time:

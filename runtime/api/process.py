@@ -117,7 +117,7 @@ def _checked(
     use: Use,
     method: str = "on_record",
 ) -> OnError:
-    """Refuse what no keyed function may be; return what to do about records that fail."""
+    """Refuse an invalid keyed function; return the policy for records that fail."""
     if node.upsert_key is not None:
         raise refused(
             use,

@@ -57,8 +57,8 @@ EVERYTHING = pa.field("_all", pa.int64(), nullable=False)
 class Stream(Generic[T]):
     """A stream of rows. Use it as often as you like: every use sees all rows.
 
-    `T` is what functions of a row take: the dataclass of the source or of the last `to=` or `as_`, else `hf.Row`. With
-    it a type checker finds fields that a row does not have.
+    `T` is the type of rows in Python functions: the dataclass of the source or of the last `to=` or `as_`, else
+    `hf.Row`. With it a type checker finds fields that a row does not have.
     """
 
     def __init__(self, graph: Graph, node: Node) -> None:
@@ -75,7 +75,7 @@ class Stream(Generic[T]):
         return f"<Stream {node.stream!r}: {schema_text(node.schema)}{upsert}>"
 
     def _repr_html_(self) -> str:
-        """Return a drawing of what leads to the stream, with its columns, for notebooks."""
+        """Return a drawing of the steps up to the stream, with its columns, for notebooks."""
         return self._graph.drawn(self._node)
 
     @property
@@ -268,8 +268,8 @@ class Stream(Generic[T]):
             as_of: "event_time": the row that the table had at the event time of each row. A row waits until the
                 watermark of both has passed its time; the state keeps the rows that wait and the versions that they
                 may ask for. A row behind the watermark gets its version if it is still kept, else it goes to `.late`.
-                "latest": the row that the table has when a row arrives, which depends on what is read first; the state
-                keeps one row per key, and the table's event time holds nothing back.
+                "latest": the row that the table has when a row arrives, which depends on the order of reading; the
+                state keeps one row per key, and the table's event time holds nothing back.
             how: "inner" drops rows that find nothing, and counts them; "left" keeps them, with nulls.
             suffix: Is appended to the names of the table's columns that this stream has too.
 
@@ -301,7 +301,7 @@ class Stream(Generic[T]):
         """Return each row once per standing query that it satisfies, with the columns of the query.
 
         A query is a row of a table: it is in force for the rows that arrive after it, until it is deleted or replaced.
-        Which rows these are depends on what is read first. A query is satisfied if all its terms are.
+        Which rows these are depends on the order of reading. A query is satisfied if all its terms are.
 
         Columns: those of this stream, then those of the table except `on`.
 
@@ -371,7 +371,7 @@ class Stream(Generic[T]):
 
         Args:
             name: Identity of the state. Renaming the operator starts it empty.
-            pattern: `hf.pattern(...)`, with `.within(...)`, which bounds what is kept.
+            pattern: `hf.pattern(...)`, with `.within(...)`, which bounds the kept rows.
             key: The columns that rows of a match have in common. Nulls form a key of their own.
             to: Rows of the result. Without `select`, a field is a key column, the event time column (the time of the
                 match), or `<step>_<column>`.
@@ -651,7 +651,7 @@ class Keyed:
                 it; "dlq" makes it a dead letter, see `hf.App(dlq=)`. Nothing that a failed call did is kept.
 
         Raises:
-            ConfigError: the stream replaces rows, the function declares what cannot be kept, or a name is taken.
+            ConfigError: the stream replaces rows, the function declares state that cannot be kept, or a name is taken.
         """
         check_name(name, "operator")
         kind, row_type = process_of(self._graph, self._node, self._keys, name, process, to, sides, on_error)

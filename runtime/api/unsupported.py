@@ -57,7 +57,7 @@ def no_attribute(owner: str, name: str, lacking: Mapping[str, str], known: Itera
 
     Args:
         owner: The object's name in messages, such as "hf" or "a stream".
-        lacking: Names that the API has and this version lacks, with what to use instead.
+        lacking: Names that the API has and this version lacks, with their replacements.
         known: Names that the object has.
     """
     if name in lacking:

@@ -256,7 +256,7 @@ class _SinkAudit:
         return [item for item in manifest.pending if item.writer.sink == self._spec.name]
 
     def _left(self, each: Expected) -> tuple[RowDigest, str | None]:
-        """Return what remains of a delivery once rows of one key have replaced each other."""
+        """Return the rows of a delivery that remain after rows of one key have replaced each other."""
         key, upsert = self._spec.sink.key, self._spec.upsert_key is not None
         if not (upsert or self._spec.sink.traits.keyed) or (upsert and len(each.staged.parts) == 1):
             return each.digest, None
@@ -291,7 +291,7 @@ class _SinkAudit:
         return lines
 
     def _rest(self, contents: TargetContents) -> list[Line]:
-        """Compare the rows that no kept checkpoint wrote with what the job staged before the kept ones."""
+        """Compare the rows that no kept checkpoint wrote with the rows that the job staged before the kept ones."""
         audit = self._newest.audited
         if not self._everything:
             return []

@@ -2,8 +2,8 @@
 
 A request goes through this machine once: `admit` gives it room before its body is read, then either `withdraw` ends it
 (it is refused for its content) or `arrived` puts it into the queue. Requests in the queue become a batch, one commit of
-the log, when the oldest has waited `linger_ms` or the batch is full; there is one commit at a time, and what arrives
-meanwhile is the next batch. So under load a batch grows to what arrives during a commit.
+the log, when the oldest has waited `linger_ms` or the batch is full; there is one commit at a time, and requests that
+arrive meanwhile are the next batch. So under load a batch grows to the requests that arrive during a commit.
 
 Invariants
     - Every request that arrived gets exactly one answer.
@@ -216,7 +216,7 @@ class Admission:
         self._keys.forget(now_ms * 1_000)
 
     def stop(self, now_ms: int) -> list[Effect]:
-        """Admit no request from now on; store what is in the queue, and what was admitted when it arrives."""
+        """Admit no request from now on; store the queue, and admitted requests when they arrive."""
         self._stopping = True
         return self.due(now_ms)
 

@@ -1,8 +1,8 @@
 """Appends batches of requests to the log, and finds the keys that are in it. For use by one thread.
 
-All processes that append to one log share one tag (P17): each append moves it one beyond where its process has read
-it, and is refused unless the tag grows. So it is refused if another process has appended meanwhile. Then its process
-reads what was appended, leaves out the requests whose keys it finds, and tries again. Only the log has the keys.
+All processes that append to one log share one tag (P17): each append moves it one beyond where its process has read it,
+and is refused unless the tag grows. So it is refused if another process has appended meanwhile. Then its process reads
+the appended rows, leaves out the requests whose keys it finds, and tries again. Only the log has the keys.
 
 Invariants
     - A row is committed only if no row with its key was committed before it and less than a horizon ago.
@@ -182,7 +182,8 @@ class Appending:
         return self._tag != BEFORE_FIRST or self._writer.stored_uuid() == self._writer.meta.uuid
 
     def _catch_up(self) -> None:
-        """Read what other processes, or an append of unknown outcome, have added; an error changes nothing here."""
+        """Read rows that other processes, or an append of unknown outcome, have added; an error changes nothing
+        here."""
         reader, found = LogReader(self._store), list[Seen]()
         ends = reader.end_offsets()
         for partition, end in ends.items():

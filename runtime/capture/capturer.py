@@ -22,7 +22,7 @@ class Capturer(Protocol):
     """A module that captures one kind of source."""
 
     def capture(self, of: Any, report: Report) -> Mapping[str, int]:
-        """Capture until SIGINT or SIGTERM; return what was done, by kind.
+        """Capture until SIGINT or SIGTERM; return counts by kind.
 
         Raises:
             ConfigError: something does not fit, or a library is missing.
@@ -30,14 +30,14 @@ class Capturer(Protocol):
         """
 
     def line(self, name: str, of: Any, event: Event) -> str:
-        """Return an event as a line for people; that of the end is `stopped`, with what was done.
+        """Return an event as a line for people; the event of the end is `stopped`, with counts.
 
         Args:
             name: The source.
         """
 
     def probe(self, of: Any, store: ObjectStore) -> str | None:
-        """Return in what state the capture is, without changing anything; None: there is nothing to look at.
+        """Return the state of the capture, without changing anything; None: there is nothing to check.
 
         Raises:
             ConfigError, Damaged, NotAdmitted, Unavailable: it cannot run, and why.

@@ -22,7 +22,7 @@ SLICES = 16
 
 
 def digest_of(key: str) -> bytes:
-    """Return what is kept of a key."""
+    """Return the digest that is kept of a key."""
     return blake2b(key.encode(), digest_size=DIGEST_BYTES).digest()
 
 

@@ -64,7 +64,7 @@ class Requests:
     def read(
         self, headers: Mapping[str, str], body: bytes, secrets: Sequence[bytes], now_s: float
     ) -> Accepted | Refused | Echo:
-        """Return what is to be done with a request.
+        """Return the decision about a request.
 
         Args:
             headers: By name in lower case.

@@ -1,4 +1,4 @@
-"""Receives requests over HTTP, performs what `Admission` decides, and answers.
+"""Receives requests over HTTP, carries out the decisions of `Admission`, and answers.
 
 aiohttp parses HTTP; one thread writes the log. The port speaks plain HTTP: TLS, and limits per client, are for a proxy
 before it.
@@ -150,7 +150,7 @@ class Server:
         return self._admission.held
 
     async def run(self, stop: asyncio.Event, listening: Callable[[Listening], None]) -> None:
-        """Receive until `stop` is set; then store and answer what was admitted.
+        """Receive until `stop` is set; then store and answer the admitted requests.
 
         Raises:
             ConfigError: the address cannot be listened on, or the log was sealed.
@@ -199,7 +199,7 @@ class Server:
             ) from error
 
     def _accepted(self, server: web.Server) -> asyncio.Protocol:
-        """Return what handles a new connection."""
+        """Return the handler of a new connection."""
         return _Crowded() if len(server.connections) >= self._connections_max else server()
 
     async def _until(self, stop: asyncio.Event) -> None:
@@ -249,7 +249,7 @@ class Server:
         return self._answer(waiting.result() if done else Verdict.UNREACHABLE)
 
     def _check(self, request: web.Request) -> int:
-        """Refuse what needs no look at the body; return the most bytes that the body can have."""
+        """Refuse a request that can be refused without its body; return the largest size that the body can have."""
         if request.path != self._of.path:
             raise _Refusal(404, "requests are received at another path")
         if request.method != "POST":

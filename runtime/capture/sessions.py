@@ -77,7 +77,7 @@ class Sessions(ABC):
     ) -> None:
         self._store, self._report, self._stopping, self._clock = store, report, stopping, clock
         self._worked = False
-        """Whether a session has found all in order: after that, what is unreachable is waited for."""
+        """Whether a session has passed all checks: after that, sessions wait for unreachable servers."""
         self._failures = 0
         self.counts = Counts()
 
@@ -130,7 +130,7 @@ class Sessions(ABC):
 
 
 def until_signal(make: Callable[[StopRequest], Sessions]) -> Mapping[str, int]:
-    """Capture until SIGINT or SIGTERM; return what was appended. Raises: see Sessions.run."""
+    """Capture until SIGINT or SIGTERM; return counts of appended records. Raises: see Sessions.run."""
     stopping = StopRequest()
     before = {number: signal.signal(number, lambda *_: stopping.set()) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -33,7 +33,7 @@ def capture(of: Receiving, report: Report) -> Mapping[str, int]:
 
 
 def listens(of: Receiving, report: Report, listening: Listening) -> None:
-    """Report that requests are received, and what that means."""
+    """Report that requests are received, and explain that."""
     report({"event": "listening", "url": listening.url, "log": of.log, "known_keys": listening.keys})
     if of.scheme is None:
         unsigned = (

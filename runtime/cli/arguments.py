@@ -26,7 +26,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **given)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse; the parser of an action refuses what it does not know before the parser above it can."""
+        """Parse; the parser of an action refuses unknown arguments before the parser above it can."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             flags = [each.partition("=")[0].lstrip("-") for each in unknown if each.startswith("--")]

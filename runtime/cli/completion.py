@@ -55,7 +55,7 @@ def handle(args: argparse.Namespace) -> int:
 
 
 def everything() -> Iterator[Words]:
-    """Yield what can be typed, from the parsers of all commands."""
+    """Yield the words that can be typed, from the parsers of all commands."""
     from holdfast.runtime.cli.main import COMMANDS, module_of  # late, because main loads this module
 
     top = Parser(prog="holdfast")

@@ -46,7 +46,7 @@ class Kill:
     """SIGKILL.
 
     Args:
-        revive: Restarts what no supervisor restarts; returns a description.
+        revive: Restarts a process that no supervisor restarts; returns a description.
     """
 
     def __init__(self, process: psutil.Process, revive: Callable[[], str] | None = None) -> None:

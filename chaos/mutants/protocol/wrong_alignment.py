@@ -70,4 +70,4 @@ VERSIONS = (
     ("live-partition-limits", "decisions/0048", "a partition that is read to its end holds the others back",
      ((time_alignment, "_is_behind", takes_the_live_for_behind),)),
 )  # fmt: skip
-"""Name, rules, what it does, what it replaces."""
+"""Name, rules, wrong behaviour, replaced code."""

@@ -32,7 +32,7 @@ Right = Callable[..., Any]
 
 
 def accepts_mixed_attempts(right: Right) -> Right:
-    """The output of a task that ran again is taken with what others made of its first output."""
+    """The output of a task that ran again is combined with results that others computed from its first output."""
 
     def inconsistent(results: Iterable[Result], layers: int, parallelism: int) -> Any:
         return right((msgspec.structs.replace(each, read_from=()) for each in results), layers, parallelism)
@@ -98,7 +98,8 @@ def takes_any_job(right: Right) -> Right:
 def keeps_results_of_failed_jobs(right: Right) -> Right:
     """A job that runs again counts only for the tasks that failed in the jobs before it."""
     kept: dict[int, tuple[m.Trigger, dict[tuple[int, int], Result]]] = {}
-    """By identity of the trigger, which is held so that no other one gets it: what the jobs of an epoch have made."""
+    """Results of the jobs of an epoch, by identity of its trigger; the trigger is held so that no other object gets its
+    identity."""
 
     def finished(state: Batches, job: int, results: Iterable[Result], layers: int) -> machine.Step:
         results = tuple(results)
@@ -136,7 +137,7 @@ def delivers_at_ack(right: Right) -> Right:
 
 
 def changes_images(right: Right) -> Right:
-    """A task works on the image itself, so that what a losing attempt has written stays there."""
+    """A task works on the image itself, so that the writes of a losing attempt stay there."""
 
     def mapped(run: warm._Task, image: Any) -> Any:
         private, image.private = image.private, lambda: SimulatedMemory(private=False)
@@ -181,4 +182,4 @@ VERSIONS = (
     ("image-left-behind", "P14, DESIGN 8", "tables on a machine lack the last segment that they are said to have",
      (warm._Task, "bring_up", leaves_images_behind)),
 )  # fmt: skip
-"""Name, rules, what it does, what it replaces."""
+"""Name, rules, wrong behaviour, replaced code."""

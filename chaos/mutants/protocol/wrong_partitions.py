@@ -40,7 +40,7 @@ def starts_at_the_end(right: Right) -> Right:
 
 
 def keeps_it_out_of_the_manifest(right: Right) -> Right:
-    """A manifest holds what was read, and nothing that is only assigned."""
+    """A manifest holds the partitions that were read, and none that is only assigned."""
 
     def next_manifest(state: Master, decided: coordinator.Decide) -> Manifest:
         assert isinstance(state.phase, Deployed) and state.phase.closing is not None
@@ -66,7 +66,7 @@ def reads_before_the_barrier(right: Right) -> Right:
 
 
 def assigns_to_another_too(right: Right) -> Right:
-    """Triggers also carry what the deployment of a recovery holds, for the next subtask."""
+    """Triggers also carry the partitions of a recovery's deployment, for the next subtask."""
 
     def unassigned(state: Master, phase: Deployed) -> tuple[m.Assigned, ...]:
         known: tuple[m.Assigned, ...] = right(state, replace(phase, known=0))
@@ -97,7 +97,7 @@ def forgets_who_read(right: Right) -> Right:
 
 
 def trusts_its_own_listing(_: Right) -> Right:
-    """A driver that takes over reads what it had listed, whatever the base manifest holds."""
+    """A driver that takes over reads the partitions that it had listed, and ignores the base manifest."""
     return lambda state, base: state
 
 
@@ -136,4 +136,4 @@ VERSIONS = (
     ("ended-before-it-was-assigned", "P13", "a subtask counts as ended although it was given a partition since",
      ((deployment, "all_report", believes_any_heartbeat), (master_requests, "all_report", believes_any_heartbeat))),
 )  # fmt: skip
-"""Name, rules, what it does, what it replaces."""
+"""Name, rules, wrong behaviour, replaced code."""

@@ -59,4 +59,4 @@ VERSIONS: tuple[tuple[str, str, str, tuple[Any, str, Callable[[Right], Right]]],
     ("standby-leaves-out-a-segment", "DESIGN 5", "a standby considers its copy complete without the newest segment",
      (following, "opened_beyond", leaves_out_the_newest)),
 )  # fmt: skip
-"""Name, rules, what it does, what it replaces."""
+"""Name, rules, wrong behaviour, replaced code."""

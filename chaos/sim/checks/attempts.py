@@ -1,6 +1,6 @@
 """Which attempts of tasks an epoch in microbatch mode consists of, by the names of its objects.
 
-An attempt without objects counts too if another attempt of the epoch read what it sent, directly or through others.
+An attempt without objects counts too if another attempt of the epoch read its output, directly or through others.
 
     P26  an epoch consists of one attempt of each task at most, and all of them belong to one job
          an object of an earlier epoch was made by an attempt that counted there

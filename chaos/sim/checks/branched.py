@@ -1,4 +1,4 @@
-"""Shows the watches over a job's branches what deliveries, rewinds and the end of the job leave in their sinks.
+"""Shows the contents of sinks to the watches over a job's branches, after deliveries, rewinds and the end of the job.
 
 Source: PROTOCOL P11, P25.
 """

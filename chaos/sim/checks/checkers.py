@@ -1,6 +1,6 @@
 """The rules that hold in every run, checked during the run and at its end.
 
-The checkers read only what an outsider can read: the objects, the rows and tags of the targets, the
+The checkers read only data that an outsider can read: the objects, the rows and tags of the targets, the
 epochs that drivers trigger. They interpret the job log and the manifests a second time, as plain
 JSON, and compare with an oracle that shares no code with the runtime.
 
@@ -137,7 +137,7 @@ class Checks:
         """The restored checkpoints."""
         self._inspections = 0
         self.requests = Counter[tuple[str, str]]()
-        """Requests that drivers accepted, by the driver's mode and what was asked for."""
+        """Requests that drivers accepted, by the driver's mode and the kind of the request."""
         self.outcomes: dict[str, int] = {}
         self.explained: Callable[[ErrorReport | None], bool] = lambda error: False
         """Whether a run may fail with this error."""
@@ -345,8 +345,8 @@ class Checks:
         """Return the checkpoints to restore at the end: oldest, one by seed, newest.
 
         Neighbours share most of their objects: the time of another restore is better spent on another seed. The oldest
-        is next to what a sweep deletes; the newest is restored even if it was before, since a finished job may have no
-        window left.
+        is next to the objects that a sweep deletes; the newest is restored even if it was before, since a finished job
+        may have no window left.
         """
         last = self._fold_last()
         others = [done for done in retained if done.body.epoch not in self.restored and done != last]

@@ -12,7 +12,7 @@ of its checkpoints may be higher. A later run waits for that partition again; it
 checkpoint from which it started.
 
 A run that was asked to finish ends the input of every partition after the records that had arrived by then, or later.
-Time does not wait for what follows.
+Time does not wait for later records.
 
 If a partition has no records for long while another one is active (`Scenario.rests`), time must not wait for it: its
 next records are late.

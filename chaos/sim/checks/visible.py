@@ -1,4 +1,4 @@
-"""Compares what a reader of the targets sees with the oracle, after every delivery and at the end.
+"""Compares the view of a reader of the targets with the oracle, after every delivery and at the end.
 
 Which keys and partitions belong to which writer is not assumed but learnt from their writes; so an
 early omission by a writer is found at the end, when all owners are known. If the job is rescaled,
@@ -53,7 +53,7 @@ class Added:
         """A rewind removed rows: the rest, of all writers, must match the base epoch.
 
         A partition that the base lacks is discovered again, and another writer may get it: nothing of it is left that
-        could be overtaken. So what was seen is compared before the writers of such partitions are forgotten.
+        could be overtaken. So earlier views are compared before the writers of such partitions are forgotten.
         """
         self._compare_seen()
         self._seen = []

@@ -1,4 +1,4 @@
 """Which fault strikes when: draws from the seed, the schedule, points of the protocol, aims, damage.
 
-Nothing here depends on what a job computes.
+Nothing here depends on the computation of a job.
 """

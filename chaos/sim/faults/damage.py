@@ -6,7 +6,7 @@ must resume when it is started again. Records of the job log end with a hash and
 record that is listed and missing.
 
 Invariants
-    - The objects themselves stay intact: checkers and oracle see what was written.
+    - The objects themselves stay intact: checkers and oracle see the bytes that were written.
     - Writing an object again repairs it.
 
 Source: research F10, I12; PROTOCOL P16 (every object in a manifest is verified on every read); docs/decisions/0017.

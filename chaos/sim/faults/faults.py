@@ -200,7 +200,7 @@ class Strike:
 
     fault: Fault
     who: str
-    """The process in whose event it is decided, or what causes it."""
+    """The process in whose event it is decided, or its cause."""
     nth: int
     """The number of that process's decision about this fault, from 0."""
 

@@ -104,7 +104,7 @@ def of_write(path: str, data: bytes, lane: str) -> tuple[Point, ...]:
 
 
 def of_read(path: str, lane: str) -> tuple[Point, ...]:
-    """Return the points of a read from the store, by what is read and on which lane."""
+    """Return the points of a read from the store, by object and lane."""
     kind = lane.partition("-")[0]
     if kind in ("sweep", "repair", "upload", "merge"):
         return (_LANES[kind],)

@@ -263,7 +263,7 @@ class Scenario:
 
     @property
     def copies_slowly(self) -> bool:
-        """Return whether rows are processed between a barrier and the copies of what it froze."""
+        """Return whether rows are processed between a barrier and the copies of the records that it froze."""
         return self.copied_per_turn is not None
 
     @property
@@ -388,7 +388,7 @@ def _branches(seed: int) -> tuple[str, ...]:
 
 
 def _with_survivors(whole: Scenario) -> Scenario:
-    """In some seeds with branches kill workers one at a time, so that others roll back in memory what they began.
+    """In some seeds with branches kill workers one at a time, so that others roll back their open epochs in memory.
 
     Records arrive all the time, so that checkpoints are completed before and after. Worlds in which records or
     epochs come at their time, in which no worker survives (microbatch mode), or without other faults are left out.

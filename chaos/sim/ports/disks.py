@@ -1,7 +1,7 @@
 """The local disk that all simulated workers share: images and copies that dead workers have left.
 
-After a kill, copies are a prefix of what was written, as with RocksDB; after a power loss any subset of it, in folders
-of an earlier boot. A worker takes any folder that no process holds, whatever is in it: content is what counts.
+After a kill, copies are a prefix of the writes, as with RocksDB; after a power loss any subset of it, in folders
+of an earlier boot. A worker takes any folder that no process holds: it identifies copies by their content.
 
 Source: PROTOCOL P14, P15; docs/decisions/0122-local-images.md.
 """
@@ -99,7 +99,7 @@ def refuse(world: Surroundings, effect: Callable[[], None]) -> None:
 class SwapArea(PlainMemory):
     """The memory of one worker's tables, as if they were always larger than their budget: they need room on the disk.
 
-    Nothing is written. As in state/paging/swap.py, `refused` is what the last attempt found.
+    Nothing is written. As in state/paging/swap.py, `refused` is the result of the last attempt.
     """
 
     def __init__(self, world: Surroundings) -> None:

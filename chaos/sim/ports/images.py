@@ -66,7 +66,7 @@ class SimulatedImage:
         self.load(store, self.private())
 
     def verify(self) -> None:
-        """See HeldImage.verify: nothing damages what is in this memory."""
+        """See HeldImage.verify: nothing damages this memory."""
 
     def finish(self, store: StateStore, memory: SimulatedMemory, wanted: Wanted, *, hashed: bool = False) -> None:
         """See HeldImage.finish."""

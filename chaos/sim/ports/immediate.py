@@ -1,4 +1,4 @@
-"""A table with immediate writes, as one worker sees it, and what must hold at every read.
+"""A table with immediate writes, as one worker sees it, and the invariants of every read.
 
 Requests and replies are lost and writes land late, as in chaos/sim/ports/targets.py; a late write is checked against
 the fence at the time it lands. A reader may see rows that no checkpoint holds yet. It never sees a row that no record

@@ -100,7 +100,8 @@ class Following:
         self._seen = at
         """All transactions that were committed before it have arrived."""
         self._asked = False
-        """The server has asked what is confirmed. One that shuts down waits until that is all that it has sent."""
+        """The server has asked for the confirmed position. One that shuts down waits until that is all that it has
+        sent."""
         self._failure: HoldfastError | None = None
 
     @property
@@ -122,7 +123,7 @@ class Following:
             self._failure = error
 
     def due(self, now_ms: int) -> Effect | None:
-        """Return what has to be done now; None: nothing."""
+        """Return the action that is due now; None: none."""
         if self._is_ready() and (self._must_append() or now_ms >= self._ready_since_ms + self._limits.linger_ms):
             return Append(self._ready, self._ready_lsn)
         if self._failure is not None:

@@ -1,4 +1,4 @@
-"""Messages of a replication stream: the envelope of the server, and what `pgoutput` puts into it (protocol 1).
+"""Messages of a replication stream: the envelope of the server, and its contents by `pgoutput` (protocol 1).
 
 | message | content |
 |---|---|
@@ -137,7 +137,7 @@ _NULL, _UNCHANGED, _TEXT = ord("n"), ord("u"), ord("t")
 
 
 def envelope(data: bytes) -> Data | KeepAlive:
-    """Return what a message of the stream holds.
+    """Return the contents of a message of the stream.
 
     Raises:
         Damaged: it is none of those that Postgres sends.

@@ -23,7 +23,7 @@ from holdfast.storage.log.log import LogReader, read_meta
 
 
 def probed(of: Capturing, store: ObjectStore) -> str:
-    """Return in what state the capture of a table is.
+    """Return the state of a table's capture.
 
     Raises:
         ConfigError, NotAdmitted, Unavailable: it cannot run, and why.

@@ -175,8 +175,8 @@ class _Stream:
     """The stream of a session.
 
     Args:
-        check: Called before each append, on what was received: raises if the publication may have left something out,
-            or two rows may have had one key.
+        check: Called before each append, on the received changes: raises if the publication may have left something
+            out, or two rows may have had one key.
     """
 
     def __init__(

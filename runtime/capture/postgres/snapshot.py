@@ -1,6 +1,6 @@
 """The rows of a table as they were at the position where its slot begins.
 
-The server exports what a new slot sees as a snapshot, which another transaction adopts: it sees exactly the
+The server exports the view of a new slot as a snapshot, which another transaction adopts: it sees exactly the
 transactions that the slot will not send. The rows are staged in pieces and become visible in one commit, so a crash
 leaves nothing in the log, and memory stays bounded.
 

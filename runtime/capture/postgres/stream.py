@@ -36,7 +36,7 @@ class Replication:
         self._selector.register(self._conn.socket, selectors.EVENT_READ)
 
     def close(self) -> None:
-        """Release what belongs to this object; the connection stays."""
+        """Release this object's own resources; the connection stays."""
         self._selector.close()
 
     def command(self, text: str) -> list[str]:
@@ -55,7 +55,7 @@ class Replication:
         self._run(command, pq.ExecStatus.COPY_BOTH)
 
     def receive(self, wait_s: float) -> list[Data | KeepAlive]:
-        """Return what has arrived; nothing if nothing does within the time.
+        """Return the messages that have arrived; none if none arrives within the time.
 
         Raises:
             psycopg.Error: the server ended the stream, or the connection is lost.
@@ -109,7 +109,7 @@ class Replication:
         return self._conn.get_result()
 
     def _wait(self, wait_s: float) -> None:
-        """Wait for the server, and take what has arrived.
+        """Wait for the server, and take the bytes that have arrived.
 
         Also when the socket has nothing: with TLS, the rest of a message may have been decrypted already, and nothing
         follows it before the next transaction.

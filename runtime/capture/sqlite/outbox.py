@@ -149,7 +149,7 @@ def install(db: sqlite3.Connection, table: SourceTable, log: str, attempt: int) 
 
 
 def uninstall(db: sqlite3.Connection, table: SourceTable, log: str, attempt: int) -> None:
-    """Remove what an attempt has added, unless a later one has begun. Raises ConfigError, sqlite3.Error."""
+    """Remove the objects that an attempt has added, unless a later one has begun. Raises ConfigError, sqlite3.Error."""
     with writing(db):
         found = registered(db, table.name)
         if found is not None and (found.log, found.attempt) == (log, attempt):
@@ -175,7 +175,7 @@ def advance(db: sqlite3.Connection, table: SourceTable, log: str, attempt: int, 
         position: The number up to which the log has all changes.
 
     Raises:
-        ConfigError: changes may be missing from what would be appended.
+        ConfigError: changes may be missing from the next append.
         Differs: the database knows another position.
         sqlite3.Error
     """
@@ -276,7 +276,7 @@ def _checked(db: sqlite3.Connection, name: str, log: str, attempt: int, position
 
 
 def _changed(db: sqlite3.Connection, table: SourceTable) -> ConfigError | None:
-    """Return why nothing can be captured after what the outbox has; None: all is as it was.
+    """Return why nothing can be captured after the changes in the outbox; None: nothing has changed.
 
     Raises:
         ConfigError: the outbox itself may lack changes.
@@ -311,7 +311,7 @@ def _stopped(table: SourceTable, how: str) -> ConfigError:
 
 
 def _drop(db: sqlite3.Connection, name: str) -> None:
-    """Drop what an earlier attempt has added."""
+    """Drop the objects that an earlier attempt has added."""
     for when in WHEN:
         db.execute(f"DROP TRIGGER IF EXISTS {quoted(trigger(name, when))}")
     for made in (outbox(name), replaced(name)):

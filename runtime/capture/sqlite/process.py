@@ -126,7 +126,7 @@ class Capture(Sessions):
         return position, staged
 
     def _follow(self, db: sqlite3.Connection, table: SourceTable, target: Target, file: tuple[int, int]) -> None:
-        """Append what the outbox has until a stop. Raises: see Sessions.run; Differs, sqlite3.Error."""
+        """Append the changes in the outbox until a stop. Raises: see Sessions.run; Differs, sqlite3.Error."""
         seen, progress_s = -1, self._clock()
         while not self._stopping.is_set():
             assert target.position is not None
@@ -147,7 +147,7 @@ class Capture(Sessions):
                 self._note_progress(db, table, target.position)
 
     def _append(self, db: sqlite3.Connection, table: SourceTable, target: Target) -> None:
-        """Remove what the log has; append all that was committed since."""
+        """Remove the changes that the log has; append all that were committed since."""
         at = target.position
         assert at is not None
         announced = outbox.advance(db, table, target.uuid, target.tag.timeline, at)

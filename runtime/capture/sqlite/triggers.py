@@ -1,8 +1,8 @@
 """The statements by which a database keeps the changes of a table, in the transaction that makes them: an outbox.
 
-A trigger does not keep what a statement asked for, but what is true of a key right after it: its row as the table has
-it, or that it has none. So a trigger of another program that changes the row again, in whatever order both run, leaves
-the right row as the last one; and to keep a change twice is harmless.
+A trigger does not record the effect that a statement asked for, but the state of a key right after it: its row in the
+table, or that it has none. So a trigger of another program that changes the row again, in whatever order both run,
+leaves the right row as the last one; and to keep a change twice is harmless.
 
 REPLACE removes rows without a trigger (unless recursive_triggers is on). One with the same key is followed by a put of
 this key. For those with another key, a trigger before the change notes the rows that have one of its unique values, and
@@ -10,7 +10,7 @@ the trigger after the change keeps the delete of those that the table no longer 
 so too: a change that IGNORE leaves out has no trigger after it, and its notes would pile up.
 
 Invariants
-    - After a change, the last record of every key that it touched is what the table has of this key.
+    - After a change, the last record of every key that it touched is the key's state in the table.
     - Records have numbers that grow, also over deletes of them (AUTOINCREMENT): the order of the changes.
     - Notes are those of one change.
     - No trigger reads more of the table than the rows with the key, or with one of the unique values.

@@ -99,7 +99,7 @@ def _print(args: argparse.Namespace, result: Result) -> None:
 
 
 def _together(first: Result, second: Result) -> Result:
-    """Return what two compactions did, one after the other."""
+    """Return the combined result of two consecutive compactions."""
     return Result(
         first.committed or second.committed,
         first.deleted + second.deleted,

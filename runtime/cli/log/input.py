@@ -139,7 +139,7 @@ def _object(line: bytes, convert: dict[str, Callable[[Any], Any]]) -> dict[str, 
 
 
 def _from_json(kind: pa.DataType) -> Callable[[Any], Any]:
-    """Return the conversion of a column's JSON values; it passes what it does not understand on to the type check."""
+    """Return the conversion of a column's JSON values; it passes unknown values on to the type check."""
     if pa.types.is_timestamp(kind):
         return lambda value: datetime.fromisoformat(value) if isinstance(value, str) else value
     if pa.types.is_date(kind):

@@ -41,7 +41,7 @@ def placed_rows(
 
 
 def columns_shown(meta: LogMeta) -> list[str]:
-    """Return the names of the columns, beside the place of a row; what a record does comes first."""
+    """Return the names of the columns, beside the place of a row; the operation of a record comes first."""
     return ["op", *meta.rows.names] if meta.changelog else meta.rows.names
 
 

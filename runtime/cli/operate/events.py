@@ -1,4 +1,4 @@
-"""`holdfast events JOB`: what happened to a job, from its log: starts, restarts and their causes, savepoints, ends, and
+"""`holdfast events JOB`: events of a job, from its log: starts, restarts and their causes, savepoints, ends, and
 since which checkpoint it reads partitions that were added to its sources.
 
 Only the driver knows how long a recovery took, and only for its own run; otherwise the duration is unknown. For every

@@ -75,7 +75,7 @@ def described(made: Fork, new: NewJob) -> dict[str, Any]:
 
     Returns:
         The new job and its uuid; the checkpoint; per partition, where reading begins; the stored state of each
-        operator; the targets of the other job, which sinks of the new one may not have; and what was copied.
+        operator; the targets of the other job, which sinks of the new one may not have; and the copied objects.
     """
     origin, manifest, copied = made.origin, made.manifest, made.copied
     sizes = Counter[str]()
@@ -124,7 +124,7 @@ def render(shown: dict[str, Any]) -> str:
 
 
 def _next(args: argparse.Namespace, shown: dict[str, Any]) -> str:
-    """Return what to do with the new job."""
+    """Return the next step with the new job."""
     flags = [] if args.root is None else ["--root", args.root]
     plan, run = (shlex.join(["holdfast", command, "JOB.py", *flags]) for command in ("plan", "run"))
     return (

@@ -1,6 +1,6 @@
 """A job as commands see it from outside: its log, its manifests, and `live.json` while a driver keeps it fresh.
 
-The log is the truth. `live.json` adds what only the driver knows, and counts only while it is younger than
+The log is the truth. `live.json` adds facts that only the driver knows, and counts only while it is younger than
 `status.STALE_AFTER_MS` and of the log's generation; the failure of a driver stays in it. Ages are computed at the time
 of reading.
 

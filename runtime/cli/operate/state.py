@@ -75,7 +75,7 @@ def scan(args: argparse.Namespace) -> int:
 
 
 def diff(args: argparse.Namespace) -> int:
-    """Show what differs. Exit status: 0, whether or not something differs; 4 if a checkpoint is damaged."""
+    """Show the differences. Exit status: 0, whether or not something differs; 4 if a checkpoint is damaged."""
     check_output(args)
     stored = open_job(root_of(args), args.job)
     before = reading_of(stored, args.operator, args.first, key=args.key)

@@ -67,7 +67,7 @@ def described(at: At) -> dict[str, Any]:
 
 
 def headline(at: At, operator: str | None) -> str:
-    """Return the line that names what is shown."""
+    """Return the line that names the displayed state."""
     of = at.job if operator is None else f"{operator} of {at.job}"
     return f"{of} at {_checkpoint(at)}"
 

@@ -1,7 +1,7 @@
 """`holdfast txn list|abort JOB.py`: transactions that a killed job left open, which hide records from readers.
 
 Only the job's file names the brokers and how to log in. Nothing here is needed for exactly-once delivery: the next run
-of the job ends what it left open, and so do the brokers after the transaction's timeout. These commands are for readers
+of the job ends open transactions, and so do the brokers after the transaction's timeout. These commands are for readers
 that cannot wait.
 
 Source: API.md, command line; docs/decisions/0109-open-transactions.md.
@@ -51,7 +51,7 @@ exit status: 0 done, or nothing is open, 2 wrong use, 3 shown only, 5 the broker
 
 @dataclass(frozen=True)
 class Found:
-    """A sink, and what is hidden in its topics."""
+    """A sink, and the rows that are hidden in its topics."""
 
     sink: str
     transactions: Transactions
@@ -94,7 +94,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def list_all(args: argparse.Namespace) -> int:
-    """Show what open transactions hide. Exit status: 0, even if there are none."""
+    """Show the rows that open transactions hide. Exit status: 0, even if there are none."""
     stored, found = _looked(args)
     running = status_of(stored, SystemClock().wall_us()).state in RUNNING
     if args.json:
@@ -108,7 +108,7 @@ def list_all(args: argparse.Namespace) -> int:
 
 
 def abort(args: argparse.Namespace) -> int:
-    """Abort what the job left open.
+    """Abort the transactions that the job left open.
 
     Exit status: 0 done, or nothing is open; 2 refused; 3 shown only, needs --apply; 5 the brokers are unreachable;
     6 the job is running.
@@ -182,7 +182,7 @@ def _refuse_running(stored: Stored) -> None:
 
 
 def _left(done: Sequence[Found]) -> list[Found]:
-    """Return what is still hidden by a transaction that was open before, once aborts had time to show."""
+    """Return rows that a transaction from before still hides, once aborts had time to take effect."""
     until = time.monotonic() + GONE_WITHIN_S
     while True:
         left = []

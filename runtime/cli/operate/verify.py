@@ -40,7 +40,7 @@ EPOCHS_SHOWN_MAX = 3
 
 @dataclass
 class Named:
-    """An object, what it is, and the checkpoints that need it."""
+    """An object, its kind, and the checkpoints that need it."""
 
     ref: ObjectRef
     kind: str
@@ -59,7 +59,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Broken:
-    """An object that differs from what was written."""
+    """An object that differs from the bytes that were written."""
 
     path: str
     kind: str

@@ -1,4 +1,5 @@
-"""`holdfast capture JOB.py`: receives what a source cannot read again, and appends it to the log that the job reads.
+"""`holdfast capture JOB.py`: receives input that a source cannot read again, and appends it to the log that the job
+reads.
 
 Source: API.md, command line; docs/decisions/0085-webhooks.md, 0087-postgres-capture.md.
 """
@@ -91,7 +92,7 @@ def _chosen(app: App, wanted: str | None) -> tuple[str, Captured]:
 
 
 def report_event(args: argparse.Namespace, name: str, line: Callable[[Event], str], event: Event) -> None:
-    """Report what a capture does."""
+    """Report an event of a capture."""
     if event["event"] == "advice":
         advise(event["text"])
     elif args.json:

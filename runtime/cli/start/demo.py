@@ -139,7 +139,7 @@ def prepare(folder: Path, kill_at: int | None = None) -> int:
 
 
 def _check_ours(folder: Path) -> None:
-    """Refuse a folder with files that no demo made, because a demo removes what the last one left.
+    """Refuse a folder with files that no demo made, because a demo removes the files of the last one.
 
     Raises:
         ConfigError: it is not a folder, or it is not empty and holds no log of flights.
@@ -226,7 +226,7 @@ def progress_of(run: Run, total: int) -> str:
 
 
 def report(run: Run, total: int, as_json: bool) -> int:
-    """Check the result and print what happened; return exit status 0 or 1."""
+    """Check the result and print the events; return exit status 0 or 1."""
     from holdfast.examples import flights_hours_oracle, flights_oracle
 
     print("Computing every row again from the data", file=sys.stderr)

@@ -28,7 +28,7 @@ GONE_LIMIT_S = 10
 BUSY_S, BUSY_LIMIT_S = 0.05, 10.0
 """How long a process is watched to see whether it works, and how long one is waited for that does."""
 DAEMON = "holdfast.runtime.spark.daemon"
-"""In the command line of Spark's Python daemon and of what it forks."""
+"""Part of the command line of Spark's Python daemon and of the processes that it forks."""
 
 
 class InLog(NamedTuple):
@@ -160,7 +160,7 @@ def _task(job_pid: int) -> tuple[str, psutil.Process] | None:
 
 
 def _task_processes(job_pid: int) -> list[psutil.Process]:
-    """Return what Spark's Python daemons below the job have forked."""
+    """Return the processes that Spark's Python daemons below the job have forked."""
     try:
         below = psutil.Process(job_pid).children(recursive=True)
     except psutil.Error:

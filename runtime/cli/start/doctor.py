@@ -1,8 +1,8 @@
 """`holdfast doctor`: checks the requirements of a job on this machine, and reports how to meet those that are not met.
 
 Each check tries the real thing: it starts Spark's launcher with Java, imports the packages, and creates one object in
-the root twice. The checks remove what they create. doctor_cluster.py checks what protects a cluster,
-doctor_job.py what a job needs.
+the root twice. The checks remove the objects that they create. doctor_cluster.py checks the protection of a cluster,
+doctor_job.py the requirements of a job.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def add_parser(subparsers: Any) -> None:
 def handle(args: argparse.Namespace) -> int:
     """Check everything.
 
-    Exit status: 0 no check fails; else that of the first that does: 5 for the machine and what is unreachable, 2 for a
-    root that cannot be used, 2 or 4 for what is wrong with the job.
+    Exit status: 0 no check fails; else that of the first that does: 5 for the machine and unreachable systems, 2 for a
+    root that cannot be used, 2 or 4 for faults of the job.
     """
     root = root_of(args)
     checks: list[Check] = []
@@ -143,7 +143,7 @@ def _spark_starts() -> Check:
 
 
 def workers() -> Iterator[Check]:
-    """Start what forks the workers of a local run."""
+    """Start the process that forks the workers of a local run."""
     from holdfast.runtime.execution.local import STARTING
     from holdfast.runtime.processes.local import Zygote
 

@@ -36,7 +36,7 @@ class Check:
 
 
 def cluster(master: str | None, environment: Mapping[str, str], reported: Mapping[str, str]) -> Iterator[Check]:
-    """Check what protects the traffic of jobs on this master.
+    """Check the protection of jobs' traffic on this master.
 
     Args:
         master: As given on the command line.

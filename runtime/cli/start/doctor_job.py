@@ -103,7 +103,7 @@ def _has_checkpoint(folder: str) -> bool:
 
 
 def _kept(spec: SourceSpec, folder: str, within_s: float) -> Iterator[Check]:
-    """Compare the last checkpoint, if there is one, with what the source removes soon."""
+    """Compare the last checkpoint, if there is one, with the records that the source removes soon."""
     name = f"retention {spec.name}"
     try:
         store = open_objects(folder, writable=False)
@@ -130,7 +130,7 @@ def _kept(spec: SourceSpec, folder: str, within_s: float) -> Iterator[Check]:
 
 
 def _found_by_driver(store: ObjectStore, log: Job) -> list[Problem] | None:
-    """Return what the driver of a running job has found, which knows how fast the job reads; None if none runs."""
+    """Return the findings of a running job's driver, which knows how fast the job reads; None if none runs."""
     try:
         live = read_live(store)
     except NotFound:
@@ -143,7 +143,7 @@ def _found_by_driver(store: ObjectStore, log: Job) -> list[Problem] | None:
 
 
 def _capture(name: str, of: Captured) -> Iterator[Check]:
-    """Look at what fills the log of a source, if there is something to look at."""
+    """Check the capture that fills the log of a source, if there is one."""
     try:
         found = capturer_of(of).probe(of, open_objects(of.log, writable=False))
     except HoldfastError as error:

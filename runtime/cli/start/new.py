@@ -112,7 +112,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def handle(args: argparse.Namespace) -> int:
-    """Create the project and report what to do with it."""
+    """Create the project and report the next steps."""
     folder = Path(args.name)
     create(folder)
     if args.json:

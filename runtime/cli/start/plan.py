@@ -1,4 +1,4 @@
-"""`holdfast plan JOB.py`: shows what a job would do, and how that differs from its history. Changes nothing."""
+"""`holdfast plan JOB.py`: shows the plan of a job, and its differences from the job's history. Changes nothing."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def handle(args: argparse.Namespace) -> int:
 
 
 def default_memory(master: str | None, workers: int) -> str:
-    """Return what `state_memory` is if it is not set, and why, where executors are containers; else nothing."""
+    """Return the default of `state_memory`, and its origin, if executors are containers; else nothing."""
     from holdfast.runtime.cli.start.run import submitted_conf
 
     conf = submitted_conf()

@@ -40,7 +40,7 @@ def changes(
 
     Returns:
         Names added and removed, and numbers before and now (None: no checkpoint holds them, or no difference);
-        `changed`: changes that a run accepts, with their effects; `not_known`: what the checkpoint does not hold;
+        `changed`: changes that a run accepts, with their effects; `not_known`: facts that the checkpoint does not hold;
         `refused`: why a run would be refused, with what to do next; `drop_state`: the arguments of `--drop-state` that
         name state, and whether an earlier start has carried them out (then they have no effect).
     """

@@ -2,7 +2,7 @@
 
 "records" is how far the sources are read: the sum over all partitions of the highest next offset seen. So it continues
 across restarts, and does not fall while a recovery rereads records. "lag" is unknown while a partition that has been
-read is assigned to no worker, because then nothing measures what waits there.
+read is assigned to no worker, because then nothing measures its unread records.
 
 Source: API.md, `holdfast run`.
 """
@@ -302,7 +302,7 @@ class Progress:
             self.note(f"problem: {present[code]['what']}. Next: {present[code]['next'] or 'nothing, Holdfast retries'}")
 
     def _note_stop(self, status: Status, now_s: float) -> None:
-        """Report what a stop waits for, when it begins to wait for it: that may last without end."""
+        """Report the reason of a waiting stop when it begins to wait: the wait may be endless."""
         if not is_stopping(status):
             return
         since = self._stopping_since = now_s if self._stopping_since is None else self._stopping_since

@@ -147,7 +147,8 @@ def handle(args: argparse.Namespace) -> int:
 
 
 def _forked(args: argparse.Namespace) -> Zygote | None:
-    """Return what forks the workers, itself forked before the job's file starts threads; None where it cannot be."""
+    """Return the process that forks workers, itself forked before the job's file starts threads; None if it cannot be
+    forked."""
     if threading.active_count() > 1:
         return None
     from holdfast.runtime.processes.local import Zygote
@@ -251,7 +252,7 @@ def run_app(
 
 
 def choices_of(args: argparse.Namespace) -> Choices:
-    """Return what the flags ask of this start."""
+    """Return the options of this start from the flags."""
     from holdfast.runtime.execution.facts import Choices
 
     return Choices(
@@ -273,7 +274,7 @@ def _with_way_out(prepared: Prepared, outcome: Outcome) -> Outcome:
 
 
 def execution_of(settings: Settings, zygote: Zygote | None = None) -> Execution:
-    """Return what carries out the plan."""
+    """Return the execution that carries out the plan."""
     from holdfast.runtime.execution.resident import Resident
 
     if settings.local == "true":
@@ -303,7 +304,7 @@ def _served(settings: Settings) -> Iterator[MetricsPort | None]:
 
 
 class _Shown:
-    """Takes what a run reports: rows for the console, metrics, progress. See executing.Ports."""
+    """Shows the reports of a run: rows for the console, metrics, progress. See executing.Ports."""
 
     def __init__(self, progress: Progress, printer: Printer, port: MetricsPort | None) -> None:
         self._progress, self._printer, self._port = progress, printer, port
@@ -353,7 +354,7 @@ def submitted_conf() -> dict[str, str]:
 def summary(
     prepared: Prepared, outcome: Outcome, amount: str, seconds: float, late_before: Mapping[str, int] | None = None
 ) -> str:
-    """Return the last line of a run: what was done, and where the results are.
+    """Return the last line of a run: a summary, and where the results are.
 
     Args:
         amount: How much was read.

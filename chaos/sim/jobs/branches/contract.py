@@ -31,7 +31,7 @@ class Watched:
         delay_us: Microseconds by which a partition's watermark is below its largest event time.
         idles: Whether partitions without new records hold no time back.
         overtaken: Returns the partitions for which time did not wait.
-        fail: Records a finding: the rule, and what broke it.
+        fail: Records a finding: the rule, and how it was broken.
     """
 
     partitions: Partitions
@@ -49,7 +49,7 @@ class Watched:
 
 
 class Watch(Protocol):
-    """Compares the rows of a branch with what they must be."""
+    """Compares the rows of a branch with the expected rows."""
 
     def look(self, when: str, latest_us: int, cut: Cut, rows: Sequence[Row], added: Sequence[Row]) -> None:
         """A delivery committed.

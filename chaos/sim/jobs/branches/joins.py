@@ -64,7 +64,7 @@ class Joined(Compared):
                 self.fail("I1 join", f"join, {when}: {self.records[left]} and {self.records[right]} do not fit")
 
     def restored(self, when: str, earliest_us: int, cut: Cut, read: Callable[[str], Sequence[Row]]) -> None:
-        """The result at the end shows what the state lacked."""
+        """The result at the end shows rows that the state lacked."""
 
     def at_end(self, everything: Cut, rows: Sequence[Row], late: Sequence[Row]) -> None:
         """Every record that was not late is in the result, with every partner that was not late either."""

@@ -52,7 +52,7 @@ class LookedUp(Compared):
         return [row["id"]]
 
     def compare_each(self, when: str, rows: Sequence[Row]) -> None:
-        """No record found what it could not have found, had no other version been there."""
+        """Every record found a version that it could find."""
         for row in rows:
             if row["version"] is None:
                 continue
@@ -61,10 +61,10 @@ class LookedUp(Compared):
                 self.fail("I1 lookup", f"lookup, {when}: {record} found {version}")
 
     def restored(self, when: str, earliest_us: int, cut: Cut, read: Callable[[str], Sequence[Row]]) -> None:
-        """The result at the end shows what the state lacked."""
+        """The result at the end shows rows that the state lacked."""
 
     def at_end(self, everything: Cut, rows: Sequence[Row], late: Sequence[Row]) -> None:
-        """Every record found what it must, or is late."""
+        """Every record found the expected version, or is late."""
         self.compare("at the end", everything, rows, rows)
         self.compare_late([row["id"] for row in late], {row["id"] for row in rows}, everything, 1)
         versions = [record for record in oracle.read(self.watched.partitions, everything) if is_version(record)]

@@ -60,7 +60,7 @@ class Remind(hf.KeyedProcess[Any, Reminded]):
 
     @alarm.fires
     def report(self, ctx: hf.Context) -> None:
-        """Report what is due now."""
+        """Report the records that are due now."""
         assert ctx.event_time is not None
         now_us = (ctx.event_time - EPOCH) // US
         due = sorted((at, id) for id, at in self.waiting.items() if at <= now_us)
