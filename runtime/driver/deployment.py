@@ -82,7 +82,7 @@ def _moved(state: Master, last: Manifest | None) -> bool:
 
 
 def deployments(state: Master, base: Manifest | None, workers: Iterable[WorkerId]) -> list[tuple[WorkerId, m.Deploy]]:
-    """Return each of these workers with what it must run. The contents of the base are distributed once, not per
+    """Return each of these workers with its deployment. The contents of the base are distributed once, not per
     worker."""
     rules, job = state.rules, state.job
     peers = tuple(m.Peer(h.subtask, w, h.address) for w, h in state.workers.items() if h.subtask is not None)
@@ -122,7 +122,7 @@ def deployments(state: Master, base: Manifest | None, workers: Iterable[WorkerId
 
 
 def topic_state(state: Master, base: Manifest | None) -> m.TopicState | None:
-    """Return what a restore of this base must know of the changelog's topic; None if there is no topic."""
+    """Return the facts about the changelog's topic for a restore of this base; None if there is no topic."""
     if state.rules.changelog is None:
         return None
     confirmed = () if base is None else base.confirmed

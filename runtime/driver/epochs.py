@@ -1,11 +1,11 @@
 """Epochs while subtasks run: triggered when due, committed by one record, announced, expired; the last ends the run.
 
-A message may be lost, so what no barrier repeats, a beat repeats: the last commit, output for a committer, the end of
-input, the newest epoch for standbys.
+A message may be lost, so a beat repeats everything that no barrier repeats: the last commit, output for a committer,
+the end of input, the newest epoch for standbys.
 
-The driver alone knows what all writers staged: the last manifest names it as pending until it is confirmed. A sink with
-one committer gets its output that way: a deployment hands over what its base names, later messages what later epochs
-add.
+The driver alone knows the staged output of all writers: the last manifest names it as pending until it is confirmed. A
+sink with one committer gets its output that way: a deployment hands over the output that its base names, later messages
+that of later epochs.
 
 Invariants
     - No epoch is committed before all output of older writers is delivered, after a change of the parallelism (P20).
@@ -115,7 +115,7 @@ def _trigger(state: Master, phase: Deployed, idle: coordinator.Idle, last: bool,
 
 
 def _without_wish(hosted: Hosted) -> Hosted:
-    """A barrier on its way takes the changes: what a worker wished before it is done."""
+    """A barrier on its way takes the changes: earlier wishes of the worker are met."""
     if not hosted.heartbeat.wants_barrier:
         return hosted
     return replace(hosted, heartbeat=structs.replace(hosted.heartbeat, wants_barrier=False))
@@ -254,7 +254,7 @@ def behind(state: Master) -> bool:
 
 
 def _open(state: Master, phase: Deployed) -> dict[str, list[Pending]]:
-    """Return what is pending and not confirmed of each sink that has one committer, oldest first."""
+    """Return the pending output of each sink with one committer that is not confirmed, oldest first."""
     found: dict[str, list[Pending]] = {sink: [] for sink in state.rules.committed_once}
     for item in () if phase.last is None else phase.last.pending:
         known = state.confirmed.get(item.writer)

@@ -107,7 +107,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class Beat:
-    """It is time to show the workers that the driver is alive, and to repeat what may have been lost."""
+    """It is time to show the workers that the driver is alive, and to repeat messages that may have been lost."""
 
     every: float
     """Seconds between two of these."""
@@ -168,7 +168,8 @@ class StoreManifest:
 
 @dataclass(frozen=True)
 class RepairTargets:
-    """In the background: deliver what the base left, take back newer output; answered by `TargetsRepaired` (P21)."""
+    """In the background: deliver the pending output of the base, take back newer output; answered by `TargetsRepaired`
+    (P21)."""
 
     job: joblog.Job
     base: Manifest

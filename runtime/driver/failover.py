@@ -170,7 +170,7 @@ def lose(state: Master, worker: WorkerId, cause: str, error: ErrorReport | None,
 
 
 def _explained(cause: str, words: m.Vitals) -> tuple[str, ErrorReport]:
-    """Add what the worker was running to the cause of its loss; return the cause and the error."""
+    """Add the function that the worker was running to the cause of its loss; return the cause and the error."""
     cause = f"{cause}, while it ran {vitals.described(words.mark)}"
     if words.memory:
         cause += "; at that time the system killed a process on that machine because it ran out of memory"
@@ -366,7 +366,7 @@ def recover_channels(state: Master, phase: Deployed, at: Moment) -> Step:
 
 
 def breaks(state: Master) -> list[Break]:
-    """Return what the workers report of broken channels, silence first."""
+    """Return the workers' reports of broken channels, silence first."""
     runs = {hosted.subtask: worker for worker, hosted in state.workers.items() if hosted.subtask is not None}
     found = [
         Break((worker, runs[link.peer]), link.why, link.silent)
@@ -378,7 +378,7 @@ def breaks(state: Master) -> list[Break]:
 
 
 def cause_of(state: Master, found: list[Break]) -> str:
-    """Return what happened, for users."""
+    """Return the cause, for users."""
     if not found:
         return "a data channel broke between live workers"
     here, there = (_named(state, worker) for worker in found[0].workers)
@@ -471,7 +471,7 @@ def trust(state: Master, host: str) -> Master:
 
 
 def forget_old(state: Master, now: float) -> Master:
-    """Drop what was noted of hosts too long ago to count."""
+    """Drop notes on hosts that are too old to count."""
     doubted = {name: each for name, each in state.doubted.items() if now - each[1] < DOUBTED_FOR_S}
     severed = {pair: at for pair, at in state.severed.items() if now - at < SEVERED_FOR_S}
     if len(doubted) == len(state.doubted) and len(severed) == len(state.severed):

@@ -1,8 +1,8 @@
 """Invariants of every state of the master, which hold between two events.
 
-Those of fence, owner and order cost a few comparisons, and a driver that breaks one could harm what is stored: they
-are checked in production too, before the effects of the event are performed, and a broken one ends the run. The others
-are checked in simulation and in tests. For each invariant, the tests plant a bug that breaks it.
+Those of fence, owner and order cost a few comparisons, and a driver that breaks one could harm stored data: they are
+checked in production too, before the effects of the event are performed, and a broken one ends the run. The others are
+checked in simulation and in tests. For each invariant, the tests plant a bug that breaks it.
 
 Pure: no clock, thread or I/O. Part of runtime/driver/master.py.
 Source: PROTOCOL P2, P4, P5, P9, P10, P12, P13.

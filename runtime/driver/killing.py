@@ -1,4 +1,4 @@
-"""Functions that end their process: counts their deaths, narrows the place, and decides what to do.
+"""Functions that end their process: counts their deaths, narrows the place, and decides the response.
 
 A worker can be lost for many reasons. Only the deaths are counted that its companion saw during a call of a function,
 and only as long as no completed epoch gets past the place. Between two deaths the function is given fewer rows at a
@@ -176,7 +176,7 @@ def explained(kills: Kills, launch: int, what: str) -> Kills:
 
 
 def passed(kills: Kills, positions: Iterable[SourcePosition]) -> Kills:
-    """An epoch was completed: forget what it has got past.
+    """An epoch was completed: forget the places that it has passed.
 
     One that moves no source may have been closed before the function was called again.
     """
@@ -208,7 +208,7 @@ def _forgotten(kill: Kill) -> Kill:
 
 
 def suspects(kills: Kills, subtask: Subtask) -> tuple[Suspect, ...]:
-    """Return what a subtask has to know of its functions."""
+    """Return the suspected functions of a subtask."""
     return tuple(_suspect(kill) for kill in kills if kill.subtask == subtask)
 
 

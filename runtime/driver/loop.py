@@ -1,7 +1,7 @@
 """The interpreter of the driver: takes events, steps the master, performs its effects.
 
-The same loop runs in production, in the test driver and in the simulator; what differs are its
-ports. One thread calls `turn`; reads and writes of the job's history go to a lane.
+The same loop runs in production, in the test driver and in the simulator; only its ports differ. One thread calls
+`turn`; reads and writes of the job's history go to a lane.
 
 Invariants
     - Events are handled one at a time, to completion, and timers are checked after each.
@@ -157,7 +157,7 @@ class DriverLoop:
 
     @property
     def state(self) -> Master:
-        """Return what the master knows, for reports."""
+        """Return the master's state, for reports."""
         assert self._master is not None, "the run has not begun"
         return self._master
 
@@ -314,7 +314,8 @@ class DriverLoop:
         return job.owner != self._owner and (known is None or job.generation > known.generation)
 
     def _lost_in(self, result: object) -> RootLost | None:
-        """Return the error if this log is shorter than what the run has read; a worker may miss an object first."""
+        """Return the error if this log is shorter than the one that the run has read; a worker may miss an object
+        first."""
         known = self.state.log.job
         if known is None or isinstance(result, BaseException):
             return None
@@ -393,7 +394,7 @@ SHOWN_MAX = 20
 
 
 def report_of_lost_root(state: Master, last: Manifest | None, error: HoldfastError) -> ErrorReport:
-    """Return the error with what the job had done and where its state still is.
+    """Return the error with the progress of the job and the place where its state still is.
 
     Args:
         last: The manifest of the last completed epoch; None if it is unknown.

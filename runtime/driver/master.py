@@ -1,8 +1,8 @@
 """The job master: takes one event, returns the next state and the effects, by the table `ON`.
 
 The package's docstring explains the theory. A pair of phase and event that is not in the table changes nothing;
-`IGNORED` gives the reason. Requests of users are outside the table: their answer depends on what the log holds, not on
-the phase (requests.py).
+`IGNORED` gives the reason. Requests of users are outside the table: their answer depends on the log, not on the phase
+(requests.py).
 
 Pure: no clock, thread or I/O. Driven by runtime/driver/loop.py, in production, tests and simulation alike.
 Source: PROTOCOL P2, P4, P5, P6, P9, P10, P13, P18; DESIGN sections 3 and 4.
@@ -108,7 +108,7 @@ def begin_rewind(rules: Rules, owner: str, job: joblog.Job, asked: RewindWanted,
 
 
 def step(state: Master, event: Event, at: Moment) -> Step:
-    """Take one event; return the next state, and what the loop must do, in order."""
+    """Take one event; return the next state, and the effects for the loop, in order."""
     on = ON.get((type(state.phase), type(event)))
     if on is None:
         return state, []
@@ -347,7 +347,7 @@ def _start_what_is_due(state: Master, at: Moment) -> Step:
 
 
 def beat(state: Master, event: Beat, at: Moment) -> Step:
-    """Show the workers that the driver is alive, and repeat what may have been lost."""
+    """Show the workers that the driver is alive, and repeat messages that may have been lost."""
     again = repeated(state)
     state, limits = hold_back(state, at.now, event.every)
     return state, [*again, *limits]

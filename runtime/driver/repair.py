@@ -1,8 +1,8 @@
 """Bring the targets of a rewound job back to the base epoch, on lanes of the driver.
 
-Each sink first delivers what the base left pending, under its own old tags. Then it moves the tags of every writer to
-(timeline, base epoch) and takes back newer output, in its own transaction. Sinks do not wait for each other. A repair
-reads tags to find what is already done, so it may be repeated at any time.
+Each sink first delivers the pending output of the base, under its own old tags. Then it moves the tags of every writer
+to (timeline, base epoch) and takes back newer output, in its own transaction. Sinks do not wait for each other. A
+repair reads tags to find the steps that are already done, so it may be repeated at any time.
 
 Invariants
     - Nothing is taken back before every writer of an older timeline is fenced at this target (P21).
@@ -46,7 +46,7 @@ class Order:
         return claim_of(self.job, self.adopted, self.base.epoch)
 
     def rewinding(self, sink: str) -> Rewinding:
-        """Return what one sink has to do."""
+        """Return the rewind of one sink."""
         to = Tag(self.job.timeline, self.job.base_epoch)
         mine = sorted((w for w in self.writers if w.sink == sink), key=lambda w: w.subtask)
         return Rewinding(self.job.uuid, sink, to, tuple(mine), self.claim)
@@ -146,7 +146,7 @@ class Repairs:
 
 
 def repair_one(repository: Repository, spec: SinkSpec, order: Order) -> Repair:
-    """Deliver what the base left for this sink, then fence it and take back newer output.
+    """Deliver the pending output of the base to this sink, then fence it and take back newer output.
 
     Raises:
         Unavailable: retry.
@@ -180,7 +180,8 @@ def _fence(spec: SinkSpec, rewinding: Rewinding) -> Repair:
 
 
 def _deliver_left(repository: Repository, spec: SinkSpec, order: Order) -> None:
-    """Deliver the output pending in the base, in order, under each writer's tags; skip what the target already has."""
+    """Deliver the output pending in the base, in order, under each writer's tags; skip output that the target already
+    has."""
     base, uuid = order.base, order.job.uuid
     pending = [item for item in base.pending if item.writer.sink == spec.name]
     known = {done.writer: done.tag for done in base.confirmed if done.writer.sink == spec.name}

@@ -21,8 +21,8 @@ Invariants
     - A savepoint is an epoch triggered after the request, and its name is inside `CheckpointCompleted` (P13).
     - A requested name waits until an epoch that carries it is completed, over epochs given up and recoveries.
     - One epoch takes one name; the last barrier waits until at most one name is left.
-    - The master accepts only what the run will do: a run that ends with a rewind takes no savepoint, does not finish
-      and does not rewind a second time.
+    - The master accepts only requests that the run will carry out: a run that ends with a rewind takes no savepoint,
+      does not finish and does not rewind a second time.
     - The master accepts nothing before the log holds the start of this run: an older driver may still finish the job.
     - An accepted request that the run did not carry out before it ended is answered again, as refused (`left_undone`).
     - A rewind waits until nothing is in flight, and is drafted only for a checkpoint that the log still holds.
@@ -363,7 +363,7 @@ def rewind_refusal(state: Master, args: Mapping[str, Any], *, ending: bool) -> s
 
 
 def outdated(state: Master, args: Mapping[str, Any]) -> str | None:
-    """Return what happened to the job since the rewind was planned; None if the plan still fits."""
+    """Return the change of the job since the rewind was planned; None if the plan still fits."""
     timeline, planned, job = args.get("timeline"), args.get("planned"), state.job
     if not timeline == job.timeline == _coming(state).timeline or state.rewind is not None:
         return "another rewind of the job was accepted since the plan was made"

@@ -1,9 +1,9 @@
-"""Which standby follows which subtasks, and what the master sends to them.
+"""Decides which standby follows which subtasks, and the messages to them.
 
 A standby is a worker without a subtask. Its copies advance with the completed epochs; gathering.py gives a free subtask
 to the standby with the newest copy.
 
-A base does not record what was deleted before it, so a copy older than a base cannot advance over it. The last epoch
+A base does not record earlier deletions, so a copy older than a base cannot advance over it. The last epoch
 without the base has the segments that lead up to it: a *waypoint*. The master keeps its handle until every copy is past
 the base, and sends it to a copy that is behind. Without it, a copy that needs longer than the time between two bases
 would start over with each of them.

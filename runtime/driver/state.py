@@ -1,4 +1,4 @@
-"""The state of the job master: what the driver knows in each phase of a job.
+"""The state of the job master: the driver's knowledge in each phase of a job.
 
 Values only; runtime/driver/master.py steps them.
 
@@ -283,7 +283,7 @@ class Loading:
 
 @dataclass(frozen=True)
 class Repairing:
-    """Targets take back what a rewind has undone (P21)."""
+    """Targets take back output that a rewind has undone (P21)."""
 
     base: Manifest
     stops: bool = False
@@ -313,7 +313,7 @@ class Closing:
     assigned: tuple[m.Assigned, ...]
     """The partitions that its barrier assigns."""
     manifest: Manifest | None = None
-    """Once every subtask has acked: what is being stored, then committed by the record in flight."""
+    """Once every subtask has acked: the manifest that is being stored, then committed by the record in flight."""
 
 
 @dataclass(frozen=True)
@@ -339,7 +339,7 @@ class Deployed:
 
     @property
     def shared(self) -> dict[str, Any]:
-        """Return what the next phase of this generation takes over."""
+        """Return the fields that the next phase of this generation takes over."""
         return {name: value for name, value in vars(self).items() if name in Deployed.__dataclass_fields__}
 
 
@@ -353,7 +353,8 @@ class Exhausted(Deployed):
     """Every partition of this run is read to its end, and the sources were listed after that."""
 
     complete: bool
-    """They have no other partition: the next barrier is the last one. Else this run does not read what there is."""
+    """They have no other partition: the next barrier is the last one. Else this run does not read all existing
+    records."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -376,7 +377,7 @@ class Delivering(Deployed):
 
 
 def is_complete(phase: Deployed) -> bool:
-    """Return whether a listing has shown that there is nothing but what is read to its end."""
+    """Return whether a listing has shown that every existing partition is read to its end."""
     return isinstance(phase, Exhausted | Halted) and phase.complete
 
 
@@ -423,7 +424,7 @@ class Finishing:
 
     drop_unread: bool
     listed: bool = False
-    """The sources were listed after the request: what they get later is not read."""
+    """The sources were listed after the request: later records are not read."""
 
 
 Ending = Stopping | Finishing
@@ -507,7 +508,7 @@ class Master:
 
     @property
     def deployed(self) -> Deployed | None:
-        """Return what runs, or ran until it was interrupted; None in every other phase."""
+        """Return the phase of the deployed job, or of one that was interrupted; None in every other phase."""
         match self.phase:
             case Deployed() as deployed:
                 return deployed

@@ -1,4 +1,4 @@
-"""How a run handles the requests in its inbox: check what each needs, let the loop decide, answer.
+"""Handles the requests in a run's inbox: check the requirements of each, let the loop decide, answer.
 
 Before the loop decides on a rewind, a lane of its own checks it against the code and the targets of this run; that
 reads manifests and may take a while.
@@ -54,7 +54,7 @@ class Asking:
                 self._carry_out(request, request.args)
 
     def _looked_at(self, job: Job, args: Mapping[str, Any]) -> Mapping[str, Any] | str:
-        """Return what may be rewound, or why nothing may."""
+        """Return the allowed rewind, or why none is allowed."""
 
         prepared, repository = self._prepared, self._prepared.folder.repository
 

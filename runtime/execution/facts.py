@@ -58,7 +58,7 @@ NO_CHOICES = Choices()
 
 @dataclass(frozen=True)
 class JobFolder:
-    """The folder of a job, and what earlier runs left there.
+    """The folder of a job, and the objects of earlier runs.
 
     Args:
         name: The job.
@@ -124,7 +124,8 @@ class Facts:
     """
 
     plan: Plan
-    """With the folders of what keeps its rows in the job's own, and the key groups of the settings."""
+    """The plan with the folders of sources and sinks that keep rows in the job's own, and the key groups of the
+    settings."""
     settings: Settings
     choices: Choices
     folder: JobFolder
@@ -159,7 +160,7 @@ class Facts:
         return {}
 
     def look(self, spec: SourceSpec) -> SourceFacts:
-        """Return what a source has, and why the job cannot continue in it."""
+        """Return the state of a source, and why the job cannot continue in it."""
         if spec.name not in self._looks:
             self._looks[spec.name] = look_at(self.plan, self.folder.positions, spec)
         return self._looks[spec.name]

@@ -1,4 +1,4 @@
-"""Spares the garbage collector of Python what lives as long as a run, so that it does not stop the driver's loop.
+"""Hides objects that live as long as a run from Python's garbage collector, so that it does not stop the driver's loop.
 
 A full collection looks at every object that may be part of a cycle. Imported modules, the plan and the libraries of a
 job are hundreds of thousands of them, none of which goes before the run ends. With an hour of retained checkpoints
@@ -16,7 +16,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def spared() -> Iterator[None]:
-    """Leave out of every collection what exists now, until the block ends.
+    """Exclude the present objects from every collection, until the block ends.
 
     A program that has frozen objects itself keeps them frozen, and those of this block with them.
     """

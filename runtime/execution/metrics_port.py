@@ -20,7 +20,7 @@ CLIENT_TIMEOUT_S = 5.0
 
 
 class MetricsPort:
-    """The port; `take` gives it what it serves.
+    """The port; `take` sets the metrics that it serves.
 
     Raises:
         ConfigError: the port cannot be opened, or the package prometheus-client is missing.

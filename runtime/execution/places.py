@@ -29,7 +29,7 @@ class Processes(Protocol):
         """Prepare for further launches, beside this number of workers."""
 
     def close(self, *, hurry: bool) -> None:
-        """End what was started; with `hurry` no process is waited for."""
+        """End the started processes; with `hurry`, wait for none."""
 
 
 LaunchEnded: TypeAlias = Callable[[int, str | None], None]
@@ -53,7 +53,7 @@ class Place(Protocol):
     """Where worker processes run."""
 
     def start(self, prepared: Prepared, ports: Ports) -> Started:
-        """Start what hosts the workers.
+        """Start the host of the workers.
 
         Raises:
             ConfigError: it cannot host all of them.

@@ -1,7 +1,7 @@
-"""Readies a job to run: its checks, then what they allow; the result is what every execution starts with.
+"""Readies a job to run: its checks, then the preparations that they allow. Every execution starts with the result.
 
 Every check that can refuse the job runs before anything is appended to the job log. They are in `checks/`, in the order
-of `checks/ordered.py`; what they ask is in `facts.py`.
+of `checks/ordered.py`; their facts are in `facts.py`.
 
 Source: DESIGN sections 2 to 4; API.md (exit statuses); docs/decisions/0124-checks-of-a-start.md.
 """
@@ -72,7 +72,7 @@ class Prepared:
     state: StartState = StartState()
     targets: StartTargets = StartTargets()
     warnings: tuple[str, ...] = ()
-    """Warnings for the user about what this run cannot guarantee."""
+    """Warnings for the user about guarantees that this run cannot give."""
 
 
 def prepare(

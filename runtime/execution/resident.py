@@ -25,7 +25,7 @@ from holdfast.runtime.processes.tls import is_wanted, make_credentials
 from holdfast.runtime.wire import messages as m
 
 REPORTED_WITHIN_S = 0.5
-"""How long the end of a process is held back: its stream ends too, with a report on what it was doing."""
+"""How long the end of a process is held back: its stream ends too, with a report on its last call."""
 ZOMBIE_GRACE_S = 30.0
 """How long the process of a silent worker is left alone before it is cancelled."""
 

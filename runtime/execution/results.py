@@ -77,7 +77,7 @@ def refuse_collect(plan: Plan) -> None:
 
 
 class Printer:
-    """Prints what consoles hold, in the driver's process.
+    """Prints the rows in consoles, in the driver's process.
 
     Args:
         plan: With places.
@@ -89,7 +89,7 @@ class Printer:
         self._write = write
 
     def poll(self) -> None:
-        """Print and remove what was delivered since the last call: epoch by epoch, sink by sink."""
+        """Print and remove the rows delivered since the last call: epoch by epoch, sink by sink."""
         for name, folder in self._folders.items():
             for file in sorted(folder.glob(f"*{SUFFIX}")):
                 text = file.read_text(encoding="utf-8")

@@ -61,13 +61,13 @@ class Hosting(Protocol):
         """See DriverPorts.cancel."""
 
     def turn(self) -> None:
-        """Do what time has made due; called with every turn of the driver's loop."""
+        """Carry out the actions that are due; called with every turn of the driver's loop."""
 
     def published(self, status: Status) -> None:
         """Take the status, about twice a second."""
 
     def close(self, *, hurry: bool) -> None:
-        """End what was started; with `hurry` no process is waited for."""
+        """End the started processes; with `hurry`, wait for none."""
 
 
 class Run:
@@ -76,7 +76,7 @@ class Run:
     Args:
         mode: Which execution runs.
         host: The name of this machine for workers.
-        hosting: Makes what carries out the epochs; it posts events to this run.
+        hosting: Creates the host that carries out the epochs; it posts events to this run.
         epoch_deadline: Seconds after which an epoch is given up.
     """
 

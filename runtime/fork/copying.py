@@ -1,4 +1,4 @@
-"""Copies what a checkpoint needs into the folder of another job.
+"""Copies the objects of a checkpoint into the folder of another job.
 
 Invariants
     - Every object of the state is verified against its size and SHA-256 before a byte of it is written.
@@ -39,7 +39,7 @@ class Copied:
 def copy_state(
     of: ObjectStore, into: ObjectStore, new: NewJob, manifest: Manifest, done: Copied
 ) -> dict[str, ObjectRef]:
-    """Copy the state of a checkpoint; return the copies by the path of what they are copies of.
+    """Copy the state of a checkpoint; return the copies by the path of the original.
 
     Args:
         manifest: Names all of the state as objects of `of`.
@@ -72,9 +72,9 @@ def _copy(
 
 
 def copy_sources(of: ObjectStore, into: ObjectStore, new: NewJob, done: Copied) -> None:
-    """Copy what sources keep in the job's folder: copies of rows, and lists of files.
+    """Copy the objects that sources keep in the job's folder: copies of rows, and lists of files.
 
-    Such objects are never changed, so what an earlier attempt has copied is left as it is. Objects that are removed
+    Such objects never change, so copies of an earlier attempt are kept. Objects that are removed
     meanwhile belong to no present source.
 
     Raises:

@@ -23,7 +23,7 @@ refused for itself, whatever is read together with it.
 Fields that are not columns are ignored, but must be JSON too: UTF-8, and no NaN or Infinity.
 
 Invariants
-    - A value is a line only if it begins with {, ends with } and has no line break. In what is joined, `}` and `{` on
+    - A value is a line only if it begins with {, ends with } and has no line break. In the joined text, `}` and `{` on
       two lines never belong to one object, and no string runs over a line break. So if there are as many rows as lines,
       each line is one row.
     - Which rows are refused, and why, depends on each row alone.
@@ -124,7 +124,7 @@ class JsonLines:
         return batch, {int(rest[place]): each for place, each in refused.items()}
 
     def _flat(self, values: pa.BinaryArray) -> Found | None:
-        """Return what the compiled parser can read; None if it cannot be used."""
+        """Return the objects that the compiled parser can read; None if it cannot be used."""
         if self._nested:
             return None
         if self._quick is None:
@@ -275,7 +275,7 @@ def _has(line: bytes, name: str) -> bool:
 
 
 def _form_of(field: pa.Field, times: Times) -> tuple[pa.DataType, Convert]:
-    """Return the type that pyarrow reads a column as, and what makes the column of it."""
+    """Return the type that pyarrow reads a column as, and the function that makes the column of it."""
     kind = field.type
     same = (
         *(pa.types.is_integer, pa.types.is_boolean, pa.types.is_string, pa.types.is_large_string),

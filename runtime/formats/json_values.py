@@ -20,7 +20,7 @@ import pyarrow as pa
 from holdfast.runtime.formats.halving import Unfit
 
 Form = tuple[pa.DataType, Callable[[pa.Array], pa.Array]]
-"""As what a flat value is read, and what makes a column of it."""
+"""The type that a flat value is read as, and the function that makes a column of it."""
 FormOf = Callable[[pa.Field], Form]
 _DEPTH_MAX = 64
 """Parts within parts of a schema; no data has more."""
@@ -89,12 +89,12 @@ def _plain(read_as: pa.DataType) -> Any:
 
 
 def _part(of: pa.Field, inner: pa.Field) -> pa.Field:
-    """Return what is within a column, under the column's name: messages name that."""
+    """Return the field within a column, under the column's name, which messages use."""
     return pa.field(of.name, inner.type)
 
 
 def _builder(field: pa.Field, form_of: FormOf) -> Callable[[list[Any]], pa.Array]:
-    """Return what makes a column of values that msgspec has checked."""
+    """Return the function that makes a column of values that msgspec has checked."""
     kind = field.type
     if _is_list(kind):
         return _lists(kind, _builder(_part(field, kind.value_field), form_of))

@@ -1,6 +1,6 @@
 """The contract of an aggregate function.
 
-A `Kind` is what a user names: a function with its parameters, not bound to types. `over` binds it to the types of its
+A `Kind` is a function that a user names, with its parameters, not bound to types. `over` binds it to the types of its
 inputs. The `AggregateFunction` that results works on whole arrays. Its state is one column per *role* ("sum", "seen");
 row i of all columns is one state.
 

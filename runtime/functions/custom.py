@@ -55,7 +55,7 @@ def Aggregate(
         add: Takes a state and a row (an `hf.Row`); returns the new state. Nulls are not skipped.
         merge: Takes two states; returns the state of the rows of both.
         result: Takes a state; returns the value of the result column.
-        to: Type of the result, such as `float` or `float | None`; by default what `result` is annotated with.
+        to: Type of the result, such as `float` or `float | None`; by default the annotation of `result`.
         columns: The columns of the rows; by default all columns of the stream.
         batches: The functions work on whole batches: `add(states, rows, groups)` takes a pyarrow.RecordBatch with one
             state per key, one of rows, and the number of the state of each row; `merge` two batches of states, which

@@ -93,7 +93,7 @@ class Declared:
         return 0 if self.ttl is None else 1_000 * duration_ms(self.ttl, f"ttl of {self.what}", NOT_PLANNED)
 
     def types(self) -> tuple[Any, ...]:
-        """Return the types of what it keeps."""
+        """Return the types of its values."""
         return ()
 
     def refusal(self) -> str | None:
@@ -123,7 +123,7 @@ class Value(Declared, Generic[V]):
         """Declare a value.
 
         Args:
-            type: bool, int, float, str, bytes, a dataclass, or what MessagePack holds.
+            type: bool, int, float, str, bytes, a dataclass, or another type that MessagePack can hold.
             ttl: How long after it was set the value is forgotten, such as "1h"; None: never.
             clock: "event" or "processing": the time that `ttl` counts.
         """
@@ -292,9 +292,9 @@ class _Kind(type):
 class KeyedProcess(Generic[In, Out], metaclass=_Kind):
     """A function of the records of a key, with state and timers: `.key_by(...).process(name, P(), to=Out)`.
 
-    `In` is what `on_record` takes, as functions of the stream do; `Out` is a row of `to`. Arguments of the constructor
-    are configuration: they are the same for every key, and nothing that is assigned to `self` later is kept, so that is
-    refused.
+    `In` is the type of a record in `on_record`, as in other functions of the stream; `Out` is a row of `to`. Arguments
+    of the constructor are configuration: they are the same for every key, and nothing that is assigned to `self` later
+    is kept, so that is refused.
     """
 
     def on_record(self, ctx: Context, r: In) -> None:
@@ -321,7 +321,7 @@ class Declaration:
 
 
 def declared_by(process: KeyedProcess[Any, Any]) -> Declaration:
-    """Return what the class of a function declares."""
+    """Return the declarations of a function's class."""
     found: dict[str, Declared] = {}
     for owner in reversed(type(process).__mro__):
         found |= {name: each for name, each in vars(owner).items() if isinstance(each, Declared)}

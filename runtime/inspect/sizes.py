@@ -1,7 +1,7 @@
 """How many rows and bytes the state of operators has, and where.
 
-Rows are live rows: merged, without what newer pieces replaced. Bytes are those of the stored blocks, compressed, and of
-whole objects: an object that two subtasks share after a rescale counts for both of them, but once in the sum.
+Rows are live rows: merged, without rows that newer pieces replaced. Bytes are those of the stored blocks, compressed,
+and of whole objects: an object that two subtasks share after a rescale counts for both of them, but once in the sum.
 
 Source: docs/decisions/0037-state-inspection.md.
 """

@@ -2,7 +2,7 @@
 
 Readers of state know stored objects alone. For a job with a topic, each subtask's records as of the checkpoint become
 one more object, a base, which exists only in the store that the reader is given. Segments that the topic holds are left
-out, so a read needs of the root what a restore needs.
+out, so a read needs the same objects of the root as a restore.
 
 Invariants
     - The base has the newest record of every key through the checkpoint's epoch, on its lineage.
@@ -86,7 +86,7 @@ def with_topic(stored: Stored, manifest: Manifest, span: tuple[int, int]) -> tup
 
     Raises:
         ConfigError: a rewind abandoned the checkpoint, or the topic is missing or compacted beyond it.
-        Damaged: the topic lacks what was delivered to it, differs from what was written, or has records of another
+        Damaged: the topic lacks delivered records, differs from what was written, or has records of another
             history of the job.
         Fenced: another history owns it.
         Unavailable: it cannot be reached, or was compacted meanwhile.
@@ -111,14 +111,14 @@ def with_topic(stored: Stored, manifest: Manifest, span: tuple[int, int]) -> tup
 
 
 def check_topic(stored: Stored, manifests: Sequence[Manifest]) -> None:
-    """Check that the topic has what the oldest checkpoint needs, and read all that it holds of the newest one.
+    """Check that the topic has the records that the oldest checkpoint needs, and read all those of the newest one.
 
     Args:
         manifests: Oldest first; those without a topic, or that a rewind abandoned, do not count.
 
     Raises:
         ConfigError: the topic is missing or compacted beyond a checkpoint.
-        Damaged: it lacks what was delivered to it, differs from what was written, or has records of another history of
+        Damaged: it lacks delivered records, differs from what was written, or has records of another history of
             the job.
         Fenced: another history owns it.
         Unavailable: it cannot be reached, or was compacted meanwhile.

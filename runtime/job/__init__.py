@@ -1,5 +1,5 @@
-"""A job as it is now: its status and what explains it, requests to it, names of its checkpoints, dead letters.
+"""A job as it is now: its status and the explanation, requests to it, names of its checkpoints, dead letters.
 
-It reads what the driver publishes, and sends requests. `SavepointNamed` is the only record that it appends to a job
+It reads the driver's published status, and sends requests. `SavepointNamed` is the only record that it appends to a job
 log. `inspect/` reads the stored data of a job; `execution/` starts a run.
 """

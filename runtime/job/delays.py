@@ -28,7 +28,7 @@ class Histogram:
         self._sum_ms += round(delay_ms)
 
     def delays(self) -> Delays:
-        """Return what was counted."""
+        """Return the counts."""
         return Delays(BOUNDS_MS, tuple(self._counts), self._sum_ms)
 
 

@@ -1,13 +1,13 @@
 """The status of a job: the typed form that `status`, `explain`, progress lines and `live.json` share.
 
-runtime/job/status.py makes it from the job log and, in a driver, from what the master knows. A driver writes it to
+runtime/job/status.py makes it from the job log and, in a driver, from the master's state. A driver writes it to
 `live.json`; another process, perhaps of another version, reads it back, in a place where others may write too. A file
 without this shape is not used: the job log records what has happened, and a running driver replaces the file within a
 second.
 
 Invariants
     - Unknown is None, and null in JSON; it is never zero.
-    - A file of a version that reports less is read too: what it lacks is unknown.
+    - A file of a version that reports less is read too: the missing fields are unknown.
 
 Pure: values in, JSON-able values out.
 Source: API.md, JSON `status`; DESIGN section 13 (`live.json`).

@@ -44,7 +44,7 @@ _TIMELINE = Timeline(1)
 
 @dataclass
 class Count:
-    """Counts of what a redrive of one source would do, or has done."""
+    """Counts of a redrive of one source, planned or done."""
 
     waiting: int = 0
     """Dead letters that have not been redriven to this target."""

@@ -1,4 +1,4 @@
-"""Makes the status of a job, from its log and from what the master of a run knows.
+"""Makes the status of a job, from its log and from the state of a run's master.
 
 Every report takes it from here: `live.json`, `holdfast status`, `holdfast explain`, progress lines. Unknown is None,
 never zero.
@@ -342,7 +342,7 @@ def records_at_risk(risks: Mapping[tuple[str, int], Risk], within_s: float) -> l
 
 
 def with_oldest(shown: Status, kept: Mapping[tuple[str, int], Kept]) -> Status:
-    """Add the lowest offsets that can still be read, and what partitions are called, as far as known."""
+    """Add the lowest offsets that can still be read, and the names of partitions, as far as known."""
     rows = (
         replace(row, oldest_offset=found.first, called=found.called) if (found := kept.get(row.place)) else row
         for row in shown.sources

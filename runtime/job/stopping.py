@@ -31,7 +31,7 @@ class StopWaits:
 
 
 def stop_waits(shown: Status) -> StopWaits | None:
-    """Return what keeps a job from stopping; None if it is not stopping, or nothing is known that keeps it."""
+    """Return the obstacle to a job's stop; None if it is not stopping, or no obstacle is known."""
     if not is_stopping(shown):
         return None
     found = [each for each in findings(shown) if each.code not in _SYMPTOMS]

@@ -45,7 +45,7 @@ def busy_with(marks: Iterable[str]) -> list[tuple[str, str, str]]:
 
 
 def of(state: Master) -> Activity:
-    """Return what the job waits for, as part of the status of a run."""
+    """Return the waits of the job, as part of the status of a run."""
     now = state.looked_at or 0.0
     deployed = state.deployed
     asked = {Finishing: "finish", Stopping: STOP, type(None): None}[type(state.ending)]

@@ -27,7 +27,8 @@ class Counted:
         """The earliest processing time at which the last epoch has left something to do; None if never."""
 
     def add(self, epoch: Iterable[tuple[Subtask, Progress]]) -> None:
-        """Add what the tasks of an epoch report. The sizes of state, and what is due, are those of the last epoch."""
+        """Add the reports of an epoch's tasks. The sizes of state, and the next due time, are those of the last
+        epoch."""
         sums: dict[str, OperatorProgress] = {}
         self.state_bytes, self.due_us = Counter(), None
         for subtask, part in epoch:

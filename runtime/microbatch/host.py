@@ -68,7 +68,7 @@ class Host:
 
     Args:
         post: Queues an event for the driver's loop.
-        answer: Takes what workers would send to the driver.
+        answer: Receives the messages that workers would send to the driver.
         register: Makes the registration of a worker.
         every_s: How long the job of an epoch should take at most when there is more to read.
         rate: Limit on all sources together, in records per second.
@@ -131,7 +131,7 @@ class Host:
         self._post(lambda: self._received(worker, message))
 
     def turn(self) -> None:
-        """Do what time has made due."""
+        """Carry out the actions that are due."""
         now = self._now()
         while self._timers and self._timers[0][0] <= now:
             heapq.heappop(self._timers)[2]()
@@ -141,7 +141,7 @@ class Host:
             self.beat()
 
     def ended(self, job: int, sent: Sequence[bytes] | HoldfastError) -> None:
-        """A job has ended: with what the tasks of its last layer sent, or with an error."""
+        """A job has ended: with the output of the tasks of its last layer, or with an error."""
         state = self._batches
         if state is None or job != state.job:
             return
@@ -227,7 +227,7 @@ class Host:
                 self._beat_soon()
 
     def _begin_epoch(self, trigger: m.Trigger) -> None:
-        """Fix what an epoch reads, and start its job: the sources were looked at since it was triggered."""
+        """Fix the offsets that an epoch reads, and start its job: the sources were looked at since it was triggered."""
         state = self._batches
         if state is None or trigger.generation != state.generation:
             return
@@ -385,7 +385,7 @@ class Host:
     # Reports
 
     def _killed(self, state: Batches, job: int, error: ErrorReport, death: Death) -> None:
-        """Report as a worker and its companion do: what the process was doing, then that it has ended."""
+        """Report as a worker and its companion do: the function that the process was running, then its end."""
         workers = {subtask: worker for worker, subtask in self._workers.items() if subtask is not None}
         worker = workers.get(Subtask(death.subtask))
         self._batches, effects = batches.killed_job(state, job, error)
@@ -428,7 +428,7 @@ class Host:
         )
 
     def _held_by(self, state: Batches) -> tuple[str, ...]:
-        """Return what keeps partitions from being read."""
+        """Return the reasons why partitions are not read."""
         if state.halted:
             return ("last barrier",)
         waits = (("delivery", self._deliveries.full()), ("event time", self._some_wait))

@@ -1,9 +1,9 @@
-"""Decides what becomes of the epochs of one generation in microbatch mode: one job at a time, then its acks.
+"""Decides about the epochs of one generation in microbatch mode: one job at a time, then its acks.
 
-The master triggers epochs as it does in continuous mode. Here a trigger fixes what the epoch reads and starts a job;
-the results of its tasks become one part per subtask. State and positions advance when the epoch is known to be
-completed, and not before: an epoch that was given up leaves nothing behind, since the next one reads the same records
-again. A job that fails in a way that may pass runs again from the same offsets.
+The master triggers epochs as it does in continuous mode. Here a trigger fixes the offsets that the epoch reads and
+starts a job; the results of its tasks become one part per subtask. State and positions advance when the epoch is known
+to be completed, and not before: an epoch that was given up leaves nothing behind, since the next one reads the same
+records again. A job that fails in a way that may pass runs again from the same offsets.
 
 Invariants
     - One job runs at a time; results of any other change nothing (P26).

@@ -30,7 +30,7 @@ from holdfast.runtime.wire.messages import PartitionTime
 LOOK_EVERY_S = 0.5
 """Time between two looks at the ends of a source."""
 ANSWER_S = 0.5
-"""How long an epoch waits at most for sources that are looked at again before it is fixed what it reads."""
+"""The longest wait of an epoch for a new look at its sources before its offsets are fixed."""
 
 
 class Seen(NamedTuple):

@@ -27,7 +27,7 @@ class Pace:
     rate: float | None = None
     rows: int = ROWS_FIRST
     overhead_s: float = float("inf")
-    """The shortest job so far: what a job takes whatever it reads."""
+    """The shortest job so far: the fixed cost of a job."""
 
     def rows_max(self, since_last_s: float) -> int:
         """Return how many records the next epoch reads at most; the last one began so long ago."""
@@ -38,7 +38,7 @@ class Pace:
     def took(self, rows: int, seconds: float, filled: float = 0.0) -> Pace:
         """Return the pace after a job that read this many records.
 
-        Jobs that read few show what a job takes without records; half of the time at least goes into records.
+        Jobs that read few records show the fixed cost of a job; half of the time at least goes into records.
 
         Args:
             filled: The share of its memory for changes that a task has used, that of the fullest.
@@ -75,7 +75,7 @@ def in_step(
 
 
 def ends_of_epoch(offsets: Mapping[Place, int], ends: Mapping[Place, int], rows_max: int) -> dict[Place, int]:
-    """Return where an epoch stops reading: at the ends, or in proportion to what each partition has left to read.
+    """Return where an epoch stops reading: at the ends, or in proportion to the unread records of each partition.
 
     Args:
         offsets: Where it begins to read each partition.

@@ -72,7 +72,7 @@ class Batch:
     silent: Mapping[Place, bool]
     """Partitions without a record for long: quiet ones, and idle ones (True), for which event time does not wait."""
     now_us: int
-    """The driver's clock; what was due by then is, although a task's host may have a clock that is behind."""
+    """The driver's clock. Timers and windows up to this time are due, even if the clock of a task's host is behind."""
 
 
 class Ports:
@@ -109,7 +109,7 @@ class Ports:
 
 
 def run_task(batch: Batch, ports: Ports, attempt: Attempt, incoming: Iterable[bytes | memoryview]) -> Iterator[Parcel]:
-    """Run one attempt; yield what it sends, its result last.
+    """Run one attempt; yield its messages, the result last.
 
     An error becomes a result too, so that the driver learns of it with its advice; broken invariants are raised.
     """
@@ -245,7 +245,7 @@ class _Task:
         yield from self._links.out.rest()
 
     def result(self) -> Result:
-        """Return what this attempt made; all of it is durable."""
+        """Return the result of this attempt; all of it is durable."""
         assert self._ack is not None
         ack = self._ack
         return Result(
@@ -274,7 +274,8 @@ class _Task:
         return self._opened.store
 
     def _begin_what_is_due(self) -> Iterator[Parcel]:
-        """Do what the clock has made due, before any row: what becomes due meanwhile is left to the next epoch."""
+        """Handle timers and windows that are due by the clock, before any row; the next epoch handles those that become
+        due meanwhile."""
         now_us = max(self._ports.clock.wall_us(), self._batch.now_us)
         while self._run.on_clock(now_us):
             self._work_through()

@@ -85,7 +85,7 @@ class Backlog:
         leave: Leave | None = None,
         aligned: bool = False,
     ) -> None:
-        """Queue a batch for a function, after what already waits for it; see OperatorContext.defer.
+        """Queue a batch for a function, after the batches that already wait for it; see OperatorContext.defer.
 
         Args:
             aligned: Whether row i is record `i` of the arrival, or after functions of which that is true.

@@ -131,7 +131,7 @@ class FunctionOperator(Operator):
         self._ctx.defer(self, batch, self._left_out)
 
     def progress(self) -> OperatorProgress:
-        """Return what was taken, emitted and left out since the deployment."""
+        """Return the counts of rows taken, emitted and left out since the deployment."""
         dlq = self.dlq if self._call.on_error == "dlq" else None
         return OperatorProgress(self.name, self.rows_in, self.rows_out, 0, dropped=self.dropped, dlq=dlq)
 

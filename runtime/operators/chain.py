@@ -291,7 +291,8 @@ def _compiled(
     schema: pa.Schema,
     carried: tuple[str, ...],
 ) -> tuple[list[_Stage], frozenset[str]]:
-    """Compile the steps back to front, so that each computes only what is used; return them and what they take.
+    """Compile the steps back to front, so that each computes only used columns; return them and the columns that they
+    take.
 
     Args:
         computed: Columns that come out and do not stay in Arrow.

@@ -373,7 +373,7 @@ class Operator(ABC):
         return
 
     def on_clock(self, now_us: int) -> bool:
-        """Begin with some of what is due at this processing time; return whether anything is.
+        """Begin with some of the rows that are due at this processing time; return whether any are.
 
         Called again, between batches, until nothing is due; only if the step uses the clock.
         """

@@ -1,4 +1,4 @@
-"""Differences between the identity of an operator's state and the one that wrote it; what all operators share.
+"""Differences between the identity of an operator's state and the one that wrote it; common to all operators.
 
 Pure.
 Source: docs/decisions/0024-identity-of-state.md.
@@ -115,13 +115,13 @@ def _plain(kind: str) -> str:
 
 
 def kept_by(identity: Mapping[str, Any]) -> str:
-    """Return what the state of an identity holds. Identities of aggregates do not record it."""
+    """Return the contents of an identity's state, in words. Identities of aggregates do not record it."""
     aggregates = "aggregates per window and key" if "window" in identity else "aggregates per key"
     return str(identity.get("keeps", aggregates))
 
 
 def way_out(name: str, part: str | None = None) -> str:
-    """Return what to do about a change that is refused, of an operator or of a part of its state."""
+    """Return the next step after a refused change, of an operator or of a part of its state."""
     if part is not None:
         return (
             f"undo the change; or let {part!r} start from now, without its state: holdfast run ... "

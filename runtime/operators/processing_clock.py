@@ -1,8 +1,8 @@
 """Processing time of an operator: the worker's clock, which never goes back, over restores and changes of parallelism.
 
 A function may store the time that it was shown, and be moved to a host whose clock is behind. So the last time shown is
-in the state, in a separate table with one row per key group, and time continues from there. It is all of processing
-time that is recorded: what a run decided by a time that was never committed is discarded with the run.
+in the state, in a separate table with one row per key group, and time continues from there. No other processing time is
+recorded: decisions by a time that was never committed are discarded with the run.
 
 Invariants
     - No function is shown a time before one that committed state may hold.

@@ -79,7 +79,7 @@ def watched(suspect: Suspect, early: bool, batch: pa.RecordBatch, arrival: Arriv
 
 
 def lifted(suspects: tuple[Suspect, ...]) -> tuple[Suspect, ...]:
-    """Return what is left to know once the limits for rows without offsets have held for long enough."""
+    """Return the suspects that remain once the limits for rows without offsets have held for long enough."""
     return tuple(
         structs.replace(each, rows_max=0) if each.rows_max and each.partition == UNKNOWN else each for each in suspects
     )

@@ -8,7 +8,8 @@ Invariants
     - A read ahead never reports that there was no record, or that the source was unreachable: it may be out of date.
       Any other error is kept, as a source may notice only once that it changed.
     - Records that the source no longer confirms (`take`) are read again.
-    - The readers of a source keep at most `bytes_max` ahead of the worker, besides what the worker has asked for.
+    - The readers of a source keep at most `bytes_max` ahead of the worker, besides the bytes that the worker has asked
+      for.
 
 Pure: the lane does the reading. Source: docs/decisions/0032-connectors.md.
 """
@@ -35,7 +36,8 @@ class Read:
         batch: Records, as `OpenSource.read` describes them; None: there were none.
         following: The offset after them; without records, the offset to read from next: after a gap, if there was one.
         token: A value by which the source recognises whether it still confirms them.
-        lost: Only without records: the source has removed what was before `following`, and its policy is to continue.
+        lost: Only without records: the source has removed the records before `following`, and its policy is to
+            continue.
     """
 
     batch: pa.RecordBatch | None
@@ -116,7 +118,7 @@ class Ahead:
         return True
 
     def release(self, size: int) -> None:
-        """Give back what was taken."""
+        """Give back bytes that were taken."""
         self._left += size
 
 
@@ -192,7 +194,7 @@ class ReaderAhead:
         return answer
 
     def close(self) -> None:
-        """Drop what was read ahead, and what is still being read."""
+        """Drop records that were read ahead or are still being read."""
         self._closed, self._answer = True, None
         self._release()
 

@@ -7,8 +7,9 @@ module is made of the names that travelled.
 
 Invariants
     - Functions of one plan share their names with the module, so pickle finds the same objects.
-    - A module that the worker has already is not replaced; it finds in addition what it lacks itself.
-    - Code that imports such a module itself, as a worker on the driver's machine can, gets what has not travelled.
+    - A module that the worker has already is not replaced; it also finds names that it lacks itself.
+    - Code that imports such a module itself, as a worker on the driver's machine can, gets names that have not
+      travelled.
 
 Source: cloudpickle, which keeps one dictionary of globals per module and pickle; pickle, save_global.
 """
@@ -24,7 +25,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 _PICKLERS = ("cloudpickle", "pyspark.cloudpickle")
-"""They go on to send what has arrived by value: the processes that get it cannot import it either."""
+"""They send modules by value that have arrived by value: the receiving processes cannot import them either."""
 
 
 class JobModule:

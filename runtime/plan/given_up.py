@@ -71,7 +71,7 @@ class GivenUp:
 
 
 def given_up(plan: Plan, known: Sequence[OperatorState], arguments: Sequence[str]) -> GivenUp:
-    """Return what the arguments of `--drop-state` mean for the operators of the last checkpoint."""
+    """Apply the arguments of `--drop-state` to the operators of the last checkpoint; return the dropped state."""
     carried_out = _carried_out(known, arguments)
     repeated = [each for those in carried_out.values() for each in those]
     alive = {operator.name: operator for operator in known if not operator.dropped and not is_part(operator.name)}

@@ -106,7 +106,7 @@ class Graph:
         return node
 
     def drawn(self, of: Node | None = None) -> str:
-        """Return what is built so far as HTML with a drawing; of one stream, what leads to it."""
+        """Return the dataflow built so far as HTML with a drawing; for one stream, the steps up to it."""
         boxes = [_box(node) for node in self.nodes]
         title = f"app {self.app}" if of is None else f"stream {of.stream}: {columns_text(of.schema)}"
         return drawn(title, boxes if of is None else upstream(boxes, of.number))

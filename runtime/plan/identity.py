@@ -252,7 +252,7 @@ def _compared(
 def _compare_columns(
     found: Found, operator: OperatorSpec, placed: Placed, kept: Mapping[str, Any], before: Mapping[str, Any]
 ) -> None:
-    """Compare the state columns behind what continues: an identity that is accepted may still have others."""
+    """Compare the state columns of operators that continue: an accepted identity may still have other columns."""
     columns, fields = operator.table.columns, kept_fields(before)
     former, types = placed.step.continued(kept, [column.name for column in columns]), dict(before["columns"])
     for column in columns:

@@ -8,7 +8,7 @@ written at the commit. So are all other sinks, except those that repeat: they ke
 their rows, and they are always written immediately.
 
 By the identity of the path, a later run can see whether the code has changed. It covers the steps with their
-expressions and columns, and the compiled code of Python functions, but not what these functions call or read.
+expressions and columns, and the compiled code of Python functions, but not the code and data that these functions use.
 
 Pure.
 Source: PROTOCOL P22; DESIGN section 13 (immediate idempotent mode); docs/decisions/0012, 0093.
@@ -124,7 +124,7 @@ def _no_letters(job: str, spec: SinkSpec) -> ConfigError:
 
 
 def _identity(fragment: Mapping[str, Any], path: tuple[Placed, ...], computed: Column | None) -> str:
-    """Return a hash of what the steps do, without their numbers, which change with other branches.
+    """Return a hash of the steps' effects, without their numbers, which change with other branches.
 
     Args:
         computed: The column that the source computes.

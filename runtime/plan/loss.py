@@ -1,12 +1,12 @@
 """Whether a source will remove records before a job has read them.
 
 A source with the trait `removes_old` reports the records that it still has and those that it removes soon. Two looks
-some time apart show how fast the job reads and how fast records come; at that pace, the job either reaches what is
-removed in time, or not.
+some time apart show how fast the job reads and how fast records come; at that pace, the job either reads records before
+their removal, or not.
 
 Invariants
     - A job that has read all that there was at the earlier look keeps up, whatever the source removes.
-    - A pace is that of completed checkpoints: what a checkpoint does not hold is read again after a failure.
+    - A pace is that of completed checkpoints: records that a checkpoint does not hold are read again after a failure.
 
 Pure. Source: DESIGN section 6 (an alarm before records are lost); docs/decisions/0108-loss-alarm.md.
 """
@@ -50,7 +50,7 @@ class Risk:
 
 
 def at_risk(earlier: Look | None, now: Look, within_s: float) -> Risk | None:
-    """Return what will be lost within this time; None if nothing will.
+    """Return the records that will be lost within this time; None if none will.
 
     Args:
         earlier: A look some time before; None: the job does not run, and reads nothing in that time.

@@ -19,7 +19,7 @@ from holdfast.runtime.plan.compiler import Plan
 
 MIB = 1 << 20
 ROCKS_SHARE, UNFINISHED_SHARE = 8, 4
-"""One part in this many of what channels leave is for RocksDB, and for changes that no completed epoch holds."""
+"""Parts of the memory that channels leave: 1/ROCKS_SHARE is for RocksDB, 1/UNFINISHED_SHARE for unfinished changes."""
 ROCKS_BYTES_MAX = 192 * MIB
 """With more, restores are not faster: RocksDB is read once, and written in small batches."""
 ROCKS_BYTES_MIN = 16 * MIB
@@ -29,7 +29,7 @@ TABLE_BYTES_MIN = 16 * MIB
 
 
 OVERHEAD_FACTOR, OVERHEAD_MIN, HEAP = "0.1", "384m", "1g"
-"""Spark's defaults for what a container has beside the Java heap, and for the heap.
+"""Spark's defaults for the memory of a container beside the Java heap, and for the heap.
 
 Kubernetes has the factor 0.4 for Python programs only in cluster mode. There spark-submit writes it into the driver's
 configuration, so a configuration without a factor belongs to a driver in client mode, whose executors get 0.1.
@@ -152,7 +152,7 @@ def _mib(size: int) -> str:
 
 
 def container_share(conf: Mapping[str, str], workers: int) -> ContainerShare | None:
-    """Return what the executors' containers leave each worker, None if there are no containers of a known size.
+    """Return the memory that executors' containers leave each worker; None if there are no containers of a known size.
 
     Args:
         conf: Spark's configuration.

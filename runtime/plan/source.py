@@ -66,7 +66,7 @@ class Source(ABC):
         """Check the outside system at plan time. Raises ConfigError, Unavailable."""
 
     def would_read(self, target: Mapping[str, str]) -> bool:
-        """Return whether it finds what a sink writes; only a source that searches, with the trait `finds`, can.
+        """Return whether it finds a sink's output; only a source that searches, with the trait `finds`, can.
 
         Args:
             target: `SinkTraits.place`.
@@ -124,13 +124,13 @@ class PartitionReader(Protocol):
         """
 
     def close(self) -> None:
-        """Drop what was not returned."""
+        """Drop records that were not returned."""
 
 
 class OpenSource(ABC):
     """A connection of one worker.
 
-    Used by one thread. If its readers read ahead, a lane calls what they read with at the same time, and another lane
+    Used by one thread. If its readers read ahead, a lane calls its read methods at the same time, and another lane
     `end_offsets`.
     """
 
@@ -208,7 +208,8 @@ class OpenSource(ABC):
         return None
 
     def kept(self, within_s: float) -> Mapping[int, Kept]:
-        """Return, per partition, what there is, and what is removed within this time. Raises as `end_offsets`.
+        """Return, per partition, the existing records, and those that are removed within this time. Raises as
+        `end_offsets`.
 
         Called of a source with the trait `removes_old`: records go by their age or number, read or not.
         """

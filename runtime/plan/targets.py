@@ -56,7 +56,7 @@ def refuse_shared_targets(plan: Plan) -> None:
 
 
 def refuse_own_output(plan: Plan) -> None:
-    """Refuse a source that reads what a sink of the job writes: each row would be read again, endlessly.
+    """Refuse a source that reads the output of a sink of the job: each row would be read again, endlessly.
 
     Raises:
         ConfigError: the first such sink.
@@ -75,7 +75,7 @@ def refuse_own_output(plan: Plan) -> None:
 
 
 def reads_target(source: Source, target: Mapping[str, str]) -> bool:
-    """Return whether a source reads what is written to a target: there, by a pattern, or as a captured table.
+    """Return whether a source reads rows that are written to a target: there, by a pattern, or as a captured table.
 
     Args:
         target: `SinkTraits.place`.

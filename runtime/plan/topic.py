@@ -1,7 +1,7 @@
 """The changelog of a plan as one more output: a sink whose staged parts are the segments themselves.
 
-Pure but for what sinks do.
-Source: docs/decisions/0055-changelog-topic.md.
+Pure except for the sinks.
+Source: docs/design/0055-changelog-topic.md.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A small process beside every worker that reports to the driver when the worker cannot (runtime/wire/vitals.py).
 
 It shares a page of memory with the worker, and has its own control stream to the driver, authenticated like all others.
-It holds no state of the job. A Spark task starts it as a new process, which imports only the standard library and what
-the handshake needs, in about 50 ms; a process of this machine forks it before it reads its task and has threads.
+It holds no state of the job. A Spark task starts it as a new process, which imports only the standard library and the
+modules of the handshake, in about 50 ms; a process of this machine forks it before it reads its task and has threads.
 
 Invariants
     - The run's secret reaches the process through a pipe, never through arguments, environment or files.
@@ -73,7 +73,8 @@ class Board:
         self._page[_BEATS] += 1
 
     def mark(self, mark: str | None, at: At | None = None, /) -> None:
-        """Record what the loop's thread is about to call, and for which rows; None when the call has returned."""
+        """Record the function that the loop's thread is about to call, and its rows; None when the call has
+        returned."""
         page = self._page
         if mark is None:
             children.end_if_child()
@@ -87,7 +88,7 @@ class Board:
         page[_MARK] = self._numbers.get(mark, 0)
 
     def noted(self) -> tuple[str, At | None] | None:
-        """Return what is marked, and for which rows; None if nothing is."""
+        """Return the marked function and its rows; None if none is marked."""
         return _noted(self._page, self.marks)
 
     def close(self) -> None:
@@ -245,7 +246,8 @@ def _accompany_when_told() -> None:
 
 
 def _close_all_but(*descriptors: int) -> None:
-    """Close what a fork inherited: an open copy of a socket would hide the end of the worker from its peer."""
+    """Close descriptors that a fork inherited: an open copy of a socket would hide the end of the worker from its
+    peer."""
     for name in os.listdir("/proc/self/fd"):
         if int(name) not in descriptors:
             with contextlib.suppress(OSError):  # the descriptor of the listing itself

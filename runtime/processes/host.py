@@ -266,7 +266,7 @@ class Session:
         self._mailbox.post(self.take_stock)
 
     def take_stock(self) -> None:
-        """Update what heartbeats report; runs in the thread of the loop."""
+        """Update the facts for heartbeats; runs in the thread of the loop."""
         self._turned, self._hangs = self._clock.monotonic(), False
         self._loop.take_stock()
         self._log_refusal(self._loop.heartbeat().progress.local_refused)

@@ -229,7 +229,7 @@ class LocalHost:
         return running
 
     def _listen(self, running: Zygote) -> None:
-        """Report what this zygote reports; at its end, the end of all launches."""
+        """Forward the reports of this zygote; at its end, report the end of all launches."""
         while (packet := running.receive()) is not None:
             match packet:
                 case zygote.Error(number, text):
@@ -278,7 +278,7 @@ def _anonymous(data: bytes) -> int:
 
 
 def _redirect() -> None:
-    """Let this process and its children read nothing, and write what they print to stderr."""
+    """Give this process and its children an empty input, and redirect their output to stderr."""
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(_STDERR, 1)

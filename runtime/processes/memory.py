@@ -1,4 +1,4 @@
-"""The memory for state on this machine: `state_memory`, and what a worker gets if that is not set.
+"""The memory for state on this machine: `state_memory`, and a worker's share if that is not set.
 
 The default is half of the worker's share: the other half is for the interpreter, batches, and the Java process beside
 it.

@@ -1,4 +1,5 @@
-"""The process that forks the workers of a local run: it has imported what they need, so that they import nothing.
+"""The process that forks the workers of a local run: it has imported the modules that they need, so that they import
+none.
 
 The driver sends packets over a socket pair: a task (an anonymous file), and launches and kills by number. The zygote
 answers with the end of each launch. It has no threads of its own, so a fork copies a whole process.
@@ -100,7 +101,7 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
 
 
 class _Surrounded(msgspec.Struct, frozen=True):
-    """A task, and what a process needs before it can read it."""
+    """A task, and the environment that a process needs before it can read the task."""
 
     environment: dict[bytes, bytes]
     folder: bytes
@@ -149,7 +150,7 @@ def _convert() -> None:
 
 
 def _show_what_is_printed() -> None:
-    """Write what functions print line by line: a worker lives long, and its end may leave no time to write the rest."""
+    """Flush output of functions line by line: a worker lives long, and its end may leave no time to write the rest."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
 
@@ -258,7 +259,7 @@ class _Zygote:
 
 
 def packed(run: Run) -> bytes:
-    """Return a task with the surroundings of this process: what a worker needs before it can read the task.
+    """Return a task with the environment of this process, which a worker needs before it can read the task.
 
     Args:
         run: Runs the worker of a launch. Functions of the job's file are in it by value.

@@ -26,7 +26,8 @@ from holdfast.runtime.rewind.sinks import Outlook
 RECENT_MAX = 10
 """Number of recent checkpoints that determine the rate; each is one manifest to read."""
 REPAIR_PER_PLAN = 1.3
-"""A repair gathers what its plan gathers, then writes it: 0.9 to 1.3 times the plan's CPU, 60,000 rows in SQLite."""
+"""A repair gathers the same rows as its plan, then writes them: 0.9 to 1.3 times the plan's CPU, 60,000 rows in
+SQLite."""
 
 
 def estimate_ms(

@@ -1,6 +1,6 @@
 """Whether a sink's target is the one that has its output, or another one that the job was pointed at since.
 
-A target keeps the tags of what was delivered to it, and checkpoints keep the place of every sink. A target without any
+A target keeps the tags of its deliveries, and checkpoints keep the place of every sink. A target without any
 tag, in another place than that of a checkpoint with output of the sink, is another one: to repair it changes nothing,
 and the rows that a rewind has to undo stay in the former one. A copy of a target has its tags, wherever it is.
 

@@ -1,13 +1,13 @@
 """Plan a rewind without changing anything: which records are read again, which output stays or is taken back.
 
 Only the job's file describes sinks and sources, because the root holds no configuration. Without that file the plan
-shows what the checkpoints record, and the rest as unknown.
+shows the records of the checkpoints, and the rest as unknown.
 
 Invariants
     - Planning changes nothing; it reads a few manifests and queries sinks and sources.
     - An unknown value is None, never 0.
-    - The identity of a plan covers the generation and timeline that it was made on, its destination, and what the user
-      has to accept; applying a plan by its identity does exactly that.
+    - The identity of a plan covers the generation and timeline that it was made on, its destination, and the
+      consequences that the user has to accept; applying a plan by its identity does exactly that.
 
 Source: DESIGN section 9; API.md, JSON `rewind`; PROTOCOL P2 (numbers have gaps), P16.
 """
@@ -82,8 +82,8 @@ def plan_id(job: Job, base: Completed, accept: Sequence[str], *, stop: bool) -> 
     """Return an identity that another driver, a recovery, a rewind or a different request changes.
 
     Newer checkpoints of the same generation do not change it: a running job completes them all the time. They add to
-    what the rewind undoes. They do not change its destination, and if they change what a target can take back, the
-    sinks to accept change as well.
+    the epochs that the rewind undoes. They do not change its destination, and if they change the rows that a target can
+    take back, the sinks to accept change as well.
     """
     there = f"{base.body.epoch}/{base.body.manifest.path}/{base.body.manifest.sha256}"
     reported = f"{job.uuid}/{job.timeline}/{job.generation}/{there}/{','.join(accept)}/{stop}"

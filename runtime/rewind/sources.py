@@ -45,7 +45,7 @@ def source_rows(there: Manifest, here: Manifest, sources: Sequence[SourceSpec]) 
     Args:
         there: The checkpoint to return to.
         here: The newest checkpoint.
-        sources: The sources that can be queried; what other sources still have is unknown.
+        sources: The sources that can be queried; the remaining records of other sources are unknown.
     """
     back = {(at.source, at.partition): at.offset for at in there.positions}
     now = {(at.source, at.partition): at.offset for at in here.positions}
@@ -102,7 +102,7 @@ def _place(row: Mapping[str, Any]) -> _Place:
 
 
 def _from_first(row: Mapping[str, Any], first: tuple[int, int]) -> dict[str, Any]:
-    """Return what changes in the row of a partition that is read again from its first record.
+    """Return the changed fields in the row of a partition that is read again from its first record.
 
     Args:
         first: The offset of the first record, and the lowest one from which on no record was ever removed.

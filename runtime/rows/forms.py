@@ -55,7 +55,7 @@ def columns_replaced(form: Form, replaced: Callable[[str], Form]) -> Form:
 
 
 def in_terms_of(form: Form, names: Iterable[str], origin: Callable[[str], Form]) -> Form:
-    """Return the provenance of what an expression computes, from that of the columns that it reads.
+    """Return the provenance of an expression's result, from that of the columns that it reads.
 
     Args:
         form: The normal form of the expression.

@@ -199,7 +199,8 @@ def columns_shown(schema: pa.Schema) -> list[list[Any]]:
 def _annotations(described: type) -> dict[str, Any]:
     """Resolve annotations, even postponed ones, and even if the module has left sys.modules (runpy).
 
-    Texts are replaced on the class by what they mean: a worker gets the class, and has no module to look them up in.
+    Texts are replaced on the class by the types that they name: a worker gets the class, and has no module to look them
+    up in.
     """
     module = sys.modules.get(described.__module__)
     names = dict(getattr(vars(described).get("__init__"), "__globals__", {}))
@@ -238,7 +239,7 @@ def _parts(described: type, within: tuple[type, ...]) -> tuple[Part, ...]:
 
 
 def _without_description(annotation: Any, metadata: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
-    """Return an annotation without `Annotated[T, field(alias=...)]`, and what describes the field."""
+    """Return an annotation without `Annotated[T, field(alias=...)]`, and the description of the field."""
     if get_origin(annotation) is not Annotated:
         return annotation, metadata
     inner, *extras = get_args(annotation)
@@ -247,7 +248,7 @@ def _without_description(annotation: Any, metadata: Mapping[str, Any]) -> tuple[
 
 
 def _default(described: type, of: dataclasses.Field[Any], kind: FieldType) -> Callable[[], Any] | None:
-    """Return what gives the default of a field as Arrow has it; None: it has none."""
+    """Return the function that gives the default of a field as Arrow has it; None: it has none."""
     if not _is_missing(of.default_factory):
         return partial(_plain_default, cast(Callable[[], Any], of.default_factory), kind)
     if _is_missing(of.default):
@@ -267,7 +268,7 @@ def _plain_default(make: Callable[[], Any], kind: FieldType) -> Any:
 
 
 def _field_type(of: str, inner: Any, within: tuple[type, ...]) -> FieldType:
-    """Return what a field of an annotation holds. Raises ConfigError."""
+    """Return the type of a field with an annotation. Raises ConfigError."""
     origin, arguments = get_origin(inner), get_args(inner)
     if origin is Annotated and arguments[0] is not Decimal:
         return _field_type(of, arguments[0], within)

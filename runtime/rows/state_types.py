@@ -26,7 +26,7 @@ import pyarrow as pa
 from holdfast.state.tables.spec import VALUE_BYTES_MAX, ColumnSpec
 
 MSGSPEC_CACHE = "__msgspec_cache__"
-"""Where msgspec stores what it found out about a class, on the class."""
+"""The attribute in which msgspec caches its analysis of a class, on the class."""
 _PLAIN: Mapping[type, tuple[Any, pa.DataType]] = {
     bool: (np.dtype(np.bool_), pa.bool_()),
     int: (np.dtype(np.int64), pa.int64()),
@@ -53,9 +53,9 @@ class StateType:
     column: ColumnSpec
     arrow: pa.DataType
     encode: Callable[[Any], Any]
-    """Returns what is stored of a value. Raises WrongValue."""
+    """Returns the stored form of a value. Raises WrongValue."""
     decode: Callable[[Any], Any] | None
-    """Returns a new value of what is stored; None: stored values are immutable and are the values themselves."""
+    """Returns a new value from its stored form; None: stored values are immutable and are the values themselves."""
 
 
 def state_type(name: str, declared: Any) -> StateType:
@@ -110,7 +110,7 @@ def with_removed(before: Any, now: Any) -> Any:
 
     Args:
         before: The earlier shape, which `change` allows, or JSON-able values with shapes inside.
-        now: The present shape, or values of the same form; what it lacks of the earlier ones is left out, but fields.
+        now: The present shape, or values of the same form; earlier values that it lacks are left out, except fields.
     """
     match before, now:
         case {"type": "object", "fields": _}, {"type": "object", "fields": fields}:
@@ -170,11 +170,11 @@ def _packer(declared: Any, decode: Callable[[Any], Any]) -> Callable[[Any], Any]
 
 
 def _inspected(declared: Any) -> Any:
-    """Return what msgspec knows of a type, and make the user's classes fit to be sent to workers as values.
+    """Return msgspec's analysis of a type, and make the user's classes fit to be sent to workers as values.
 
-    A class with what msgspec stores on it cannot be pickled, and decoders that exist do not need that. Annotations that
-    are texts, as all are after `from __future__ import annotations`, mean nothing to a worker: it has no module of that
-    name to look them up in. So classes get what they stand for.
+    A class with the cache of msgspec on it cannot be pickled, and existing decoders do not need that cache. Annotations
+    that are texts, as all are after `from __future__ import annotations`, mean nothing to a worker: it has no module of
+    that name to look them up in. So classes get what they stand for.
     """
     found = inspected.type_info(declared)
     _make_sendable(found, ())

@@ -87,8 +87,8 @@ class SparkJobs:
 
     Args:
         local_paths, settings, container: See BatchTask.
-        ended: Takes the number of a job with what its tasks sent last, or with the error that ended it; from another
-            thread.
+        ended: Takes the number of a job with the last messages of its tasks, or with the error that ended it; from
+            another thread.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class SparkJobs:
             _log.warning("job %d was not cancelled: %s", job, first_line(error))
 
     def _watch(self, job: int, batch: Batch, over: threading.Event) -> None:
-        """Note what the job waits for, until it is over."""
+        """Note the waits of the job, until it is over."""
         watch = JobWatch(batch.plan, batch.layers, time.monotonic())
         while not over.wait(WATCH_EVERY_S):
             try:
@@ -231,7 +231,7 @@ def _values(batches: Iterable[pa.RecordBatch]) -> Iterator[memoryview]:
 
 
 def _nothing(batches: Iterable[pa.RecordBatch]) -> Iterator[memoryview]:
-    """Take what Spark gives to tasks that read sources: a number, which only makes the partition."""
+    """Take Spark's input to tasks that read sources: a number, which only makes the partition."""
     for _ in batches:
         yield from ()
 

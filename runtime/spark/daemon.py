@@ -1,4 +1,4 @@
-"""The Python daemon of an executor: import what workers and tasks need before they are forked.
+"""The Python daemon of an executor: imports the modules of workers and tasks before they are forked.
 
 Spark starts one daemon per executor and forks every Python worker from it. Imports in the daemon cost a
 new worker nothing; they are most of the time of a failover. The kernels of the state are loaded here, or compiled by

@@ -1,15 +1,15 @@
 """Starts Spark's JVM, and passes its standard error on without the lines that every start prints.
 
 The JVM warns about a module that Spark itself asks for, and PySpark about a version of pandas that nothing here uses.
-Everything else is passed on unchanged: errors of the JVM, and what user functions print, which reaches the driver
+Everything else is passed on unchanged: errors of the JVM, and output of user functions, which reaches the driver
 through the JVM.
 
 Invariants
     - An interrupt leaves nothing half started. PySpark forgets a JVM whose launch is interrupted, and removes the
       folder in which that JVM is about to report its port; such a JVM fails, but never exits. A context whose creation
       is interrupted lives in the JVM alone, which refuses every later one.
-    - A process that started a JVM ends after it and after the processes that the JVM started: what follows the exit of
-      `holdfast run` finds their ports, files and memory free.
+    - A process that started a JVM ends after it and after the processes that the JVM started: programs that run after
+      the exit of `holdfast run` find their ports, files and memory free.
     - A signal to the process group reaches the driver alone, which takes a last checkpoint and ends the JVM.
 
 Source: PySpark, launch_gateway(popen_kwargs=); PythonGatewayServer, which exits when its standard input closes.
@@ -55,7 +55,8 @@ class Quieter:
         self._noise, self._held = noise, b""
 
     def feed(self, data: bytes) -> bytes:
-        """Return what may be shown by now. Holds a last, incomplete line back only while it may become noise."""
+        """Return the output that may be shown by now. Holds a last, incomplete line back only while it may become
+        noise."""
         *lines, last = (self._held + data).splitlines(keepends=True) or [b""]
         if last.endswith(b"\n") or not any(line.startswith(last) for line in self._noise):
             lines, last = [*lines, last], b""
@@ -63,7 +64,7 @@ class Quieter:
         return b"".join(line for line in lines if line not in self._noise)
 
     def end(self) -> bytes:
-        """Return what is still held back when the stream ends."""
+        """Return the output that is still held back when the stream ends."""
         held, self._held = self._held, b""
         return held
 
@@ -145,7 +146,8 @@ def _end(jvm: subprocess.Popen[bytes]) -> None:
 
 
 def end_jvm(jvm: subprocess.Popen[bytes], within_s: float = JVM_ENDS_WITHIN_S) -> None:
-    """End a JVM that has a session of its own, as the end of this process would, and wait for what it started."""
+    """End a JVM that has a session of its own, as the end of this process would, and wait for the processes that it
+    started."""
     assert jvm.stdin is not None
     try:
         with contextlib.suppress(OSError):

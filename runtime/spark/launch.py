@@ -38,7 +38,7 @@ _JAVA = (
 SLOTS_WAIT_S = 60.0
 """How long to wait for executors with slots for all subtasks and standbys. Each may take 20 s to start."""
 SLOTS_NOTED_S = 5.0
-"""After this time the user reads what is awaited."""
+"""After this time the user is shown the reason of the wait."""
 _CONF = {
     "spark.locality.wait": "0",
     "spark.locality.wait.node": "2s",  # of use where a launch avoids hosts: a slot elsewhere may be free in a moment
@@ -128,7 +128,7 @@ def check_java(environment: Mapping[str, str]) -> None:
 
 
 def share_environment() -> None:
-    """Let workers on this machine run the driver's Python and import what it imports, unless the user set these."""
+    """Let workers on this machine run the driver's Python and import its modules, unless the user set these."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     package = str(Path(holdfast.__file__).resolve().parent.parent)
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]

@@ -25,7 +25,7 @@ _FOLDER = "PYTHON_FAULTHANDLER_DIR"
 _ENDED = "Python worker exited unexpectedly"
 _MARK = re.compile(r"holdfast-mark: (.+)")
 _AT = re.compile(r"holdfast-at: (\d+) (\d+) (-?\d+) (-?\d+) (-?\d+) (\d+)")
-"""The subtask, then what vitals.At holds."""
+"""The subtask, then the fields of vitals.At."""
 _FATAL = re.compile(r"Fatal Python error: .+")
 _TIMEOUT = re.compile(r"^Timeout \(", re.MULTILINE)
 _STDERR = 2

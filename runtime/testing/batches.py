@@ -2,7 +2,7 @@
 
 A task runs as a whole when the seed picks it. Messages between tasks are kept encoded and delivered in any order, as
 Spark's shuffle may do. With `losses` the output of a task that has ended may be lost, so that it runs again while
-others have read what it sent first; with `twice` a task may run twice, and either attempt may win.
+others have read its first output; with `twice` a task may run twice, and either attempt may win.
 
 Source: docs/decisions/0047-microbatch.md; PROTOCOL P26.
 """

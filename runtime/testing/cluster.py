@@ -1,8 +1,8 @@
 """A whole job in one thread: the production loops with in-memory ports and a virtual clock.
 
-The driver's loop, the workers' loops, their protocol, state and sinks are those of production. Only
-the ports differ: messages wait in queues, background work waits in lanes, time advances only on
-request, and a seed decides what happens next.
+The driver's loop, the workers' loops, their protocol, state and sinks are those of production. Only the ports differ:
+messages wait in queues, background work waits in lanes, time advances only on request, and a seed decides the next
+event.
 
 Invariants
     - The same seed and the same calls give the same order of events.

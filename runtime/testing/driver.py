@@ -439,7 +439,7 @@ class TestDriver:
         return {name: tuple(pushed.partitions()) for name, pushed in self.sources.items()}
 
     def _doubled(self, plan: Plan) -> Plan:
-        """Return the plan with sources and sinks of the test, which keep what they hold."""
+        """Return the plan with sources and sinks of the test, which keep their contents."""
         self.sources = {s.name: self._pushed(s) for s in plan.sources}
         self.sinks = self.sinks | {s.name: _double(s) for s in plan.sinks if s.name not in self.sinks}
         self._timed = {spec.name for spec in plan.sources if spec.event_time is not None}

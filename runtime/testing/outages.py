@@ -48,7 +48,7 @@ class Outages:
         away: Within the block, the server is unreachable, and open connections end.
         restart: Ends the server as a crash does, and starts it again with all that it has confirmed.
         refused: Within the block, the server refuses the user, also on connections that are open.
-        unanswered: Within the block, the server carries out what it is asked, but its answers are lost.
+        unanswered: Within the block, the server carries out requests, but its answers are lost.
         lasts_s: How long `away` lasts at least.
     """
 
@@ -140,7 +140,7 @@ def reads_on_when_its_server_is_back(kit: SourceKit, outages: Outages) -> None:
 
 
 def reads_on_after_a_restart(kit: SourceKit, outages: Outages) -> None:
-    """The server has what it had, and the same source reads on."""
+    """The server has kept its records, and the same source continues to read."""
     restart = _given(outages.restart, "restart")
     with closing(_opened(kit)) as opened:
         before = _read(opened)
@@ -199,7 +199,7 @@ def _eventually(look: Callable[[], T | None]) -> T:
 
 
 def _delivered_at_last(kit: SinkKit, target: Target, epoch: int, row: Row) -> None:
-    """Deliver as a worker does: after every failure, read the tag, then deliver what it does not cover."""
+    """Deliver as a worker does: after every failure, read the tag, then deliver the epochs that it does not cover."""
     before = tag(epoch - 1) if epoch > 1 else None
 
     def delivered() -> bool:
@@ -254,7 +254,7 @@ def _stands_still(opened: OpenSource, positions: dict[int, int]) -> None:
 
 
 def _reads_on(kit: SourceKit, opened: OpenSource, positions: dict[int, int]) -> None:
-    """Check that the source has what it had, and reads what is added from where it stood."""
+    """Check that the source has kept its records, and reads added ones from its position on."""
     for partition, offset in positions.items():
         identity = _patient(partial(opened.identity, partition, offset))
         assert _patient(partial(opened.changed, identity)) is None

@@ -100,7 +100,7 @@ def prepares_again_without_a_change(kit: SinkKit) -> None:
 
 
 def is_looked_at_without_a_change(kit: SinkKit) -> None:
-    """`probe` finds what a start would refuse, and creates and changes nothing."""
+    """`probe` finds the faults that a start would refuse, and creates and changes nothing."""
     sink = kit.sink()
     missing = sink.probe(SCHEMA, kit.upsert_key)
     if missing == TAKES:

@@ -183,7 +183,7 @@ def goes_back_while_a_read_is_under_way(kit: SourceKit) -> None:
 def _read_by(
     opened: OpenSource, partition: int, offset: int, ahead: Ahead, slow: _SlowLane | None
 ) -> dict[int, dict[str, Any]]:
-    """Return what a reader gives from an offset on, by their own offsets."""
+    """Return a reader's records from an offset on, by offset."""
     reader, found = opened.reader(partition, offset, ahead), dict[int, dict[str, Any]]()
     while (read := _next(reader.poll, slow)).following > offset:
         if read.batch is not None:

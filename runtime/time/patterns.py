@@ -94,7 +94,7 @@ class Pattern:
     def within(self, duration: Duration) -> Pattern:
         """Bound the match in event time: its last row comes less than `duration` after its first one.
 
-        The bound is required, because it also bounds what is kept.
+        The bound is required, because it also bounds the kept rows.
         """
         where = f".within({duration!r}) of a pattern at {position()}"
         within_us = 1_000 * duration_ms(duration, f"the duration of .within at {position()}")

@@ -1,11 +1,11 @@
 """Decides how far partitions may be read in event time while another partition of their source is behind.
 
 Rows between the watermarks of two partitions are state: windows that cannot close, keys that cannot expire. So the
-partition that is furthest behind limits the others: to its watermark, plus what any partition has lately gained in a
-time window.
+partition that is furthest behind limits the others: to its watermark, plus the largest recent gain of any partition in
+a time window.
 
-Not what the slowest itself gained: where two take turns at being the slowest, each would wait for the other, gain less
-for that, and allow the other less.
+The gain of the slowest itself would not do: if two take turns at being the slowest, each would wait for the other, gain
+less for that, and allow the other less.
 
 Invariants
     - The partition that is furthest behind is never limited.
@@ -75,7 +75,7 @@ LATELY = 15
 
 @dataclass(frozen=True)
 class Aligned:
-    """The looks of a time window, and what they have shown."""
+    """The looks of a time window, and their results."""
 
     window: float
     looks: tuple[Look, ...] = ()

@@ -56,7 +56,7 @@ class Share:
         return max((left / rate for left, rate in waits if rate), default=0.0)
 
     def _left(self, offsets: Mapping[Place, int]) -> list[tuple[int, int]]:
-        """Return what is left and what there was at the beginning, in records and in bytes."""
+        """Return the amounts left and at the beginning, in records and in bytes."""
         sums = {True: (0, 0), False: (0, 0)}
         for place, start in self._start.items():
             total = max(0, self._ends[place] - start)

@@ -1,4 +1,4 @@
-"""Shows what the start of a run does, and for how long: importing, Spark's Java process, its executors.
+"""Shows the steps of a run's start, and their duration: importing, Spark's Java process, its executors.
 
 Each step is a line on stderr. On a terminal the line of the step under way shows the elapsed time, in place; elsewhere
 a step that lasts is repeated with it from time to time. The first status of the run ends this.

@@ -39,7 +39,7 @@ class LossAlarm:
 
     Args:
         lane: Returns the lane of the looks.
-        within_s: Warn of what is removed within this time; 0: never look.
+        within_s: Warn of records that are removed within this time; 0: never look.
         every_s: Time between two checkpoints.
     """
 

@@ -1,13 +1,14 @@
 """Shows the positions of completed checkpoints to sources that publish them, on a lane of the driver.
 
-Tools of another system see there how far a job is. Nothing of the job depends on it: what cannot be published is a
-problem of the status, and is tried again: a job whose topic is silent completes no further checkpoint.
+Tools of another system see there how far a job is. The job does not depend on it: a failed publication is a problem of
+the status, and is tried again: a job whose topic is silent completes no further checkpoint.
 
 Invariants
     - Only positions of a completed checkpoint are published, and later ones never before earlier ones.
     - Those of the last checkpoint are tried until they are published.
     - One publication at a time; of the checkpoints completed meanwhile only the last one is published.
-    - `close` publishes what is due, also while a publication is under way, and nothing is opened after it.
+    - `close` publishes the positions that are due, also while a publication is under way, and nothing is opened after
+      it.
     - A source whose positions cannot be published keeps no other source's positions from being published.
 
 Source: docs/decisions/0075-kafka-source.md.
@@ -59,7 +60,7 @@ class Publications:
             self._go_on()
 
     def close(self) -> None:
-        """Publish what is still due, then close the publishers."""
+        """Publish the positions that are still due, then close the publishers."""
         if self._publishers and not self._closed:
             # The lane ends before a publication under way could hand on to the one that is due.
             self._closed, manifest, self._due = True, self._due, None

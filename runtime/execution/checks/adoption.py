@@ -69,8 +69,8 @@ def doubtful(
 ) -> Damaged | None:
     """Return why a target is not adopted at a checkpoint: another history may have delivered its output in our place.
 
-    This job itself delivered what a manifest confirms, and everything if it has ended: another owner's deliveries come
-    later. For other epochs, the tag does not show which one did.
+    This job itself delivered the output that a manifest confirms, and all output if it has ended: another owner's
+    deliveries come later. For other epochs, the tag does not show which one did.
 
     Args:
         to: The checkpoint from which the job resumes.

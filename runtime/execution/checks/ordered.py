@@ -1,6 +1,7 @@
 """The checks of a start, in the order in which they refuse it.
 
-The first refusal is the one that users see: causes come before symptoms, and what costs nothing before what connects.
+The first refusal is the one that users see: causes come before symptoms, and checks without cost before those that
+connect.
 """
 
 from __future__ import annotations

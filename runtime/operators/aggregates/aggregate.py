@@ -310,7 +310,7 @@ class Folding:
             raise self._cannot(bound, error, None) from error
 
     def forget(self) -> None:
-        """Forget what checks found about the sums in the table: others than a fold wrote some."""
+        """Forget the results of checks on the sums in the table: an operation other than a fold wrote some."""
         self._loads = -1
 
     def stored(self, states: Sequence[State]) -> Columns:
@@ -377,7 +377,7 @@ class Folding:
         return {role: concatenated([part[role] for part in parts]) for role in states} if len(parts) > 1 else parts[0]
 
     def _in_pieces(self, count: int, pace: Pace, call: Callable[[int, int], T]) -> list[T]:
-        """Call functions of the user for few groups at a time; return what the calls for [first, end) return."""
+        """Call functions of the user for few groups at a time; return the results of the calls for [first, end)."""
         found, first = list[T](), 0
         while not found or first < count:
             end, began = min(first + pace.rows, count), self._time_slice.now()

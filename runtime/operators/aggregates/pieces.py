@@ -29,7 +29,8 @@ def calls_users(aggregations: Sequence[BoundAggregation]) -> bool:
 
 
 def in_pieces(ctx: OperatorContext, operator: str, aggregations: Sequence[BoundAggregation], take: Take) -> Take:
-    """Return what takes the batches of an operator: in pieces, over several turns, if it calls the user's functions."""
+    """Return the function that takes the batches of an operator: in pieces, over several turns, if it calls the user's
+    functions."""
     if not calls_users(aggregations):
         return take
     work = _Taking(operator, FUNCTION + operator, take, ctx.time_slice, ctx.time_slice.pace())
@@ -37,7 +38,7 @@ def in_pieces(ctx: OperatorContext, operator: str, aggregations: Sequence[BoundA
 
 
 def results_in_pieces(ctx: OperatorContext, operator: str, aggregations: Sequence[BoundAggregation]) -> Give:
-    """Return what emits the results that an iterator makes: over several turns if it calls the user's functions.
+    """Return the function that emits the results of an iterator: over several turns if it calls the user's functions.
 
     The iterator may delete state after its last result: it is always used up before the fragment takes anything else.
     """

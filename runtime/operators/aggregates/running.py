@@ -1,4 +1,4 @@
-"""Running aggregates per key: one row per record, with what the aggregates are after it.
+"""Running aggregates per key: one row per record, with the aggregates after it.
 
 The state is that of aggregate.py, so a job may change between `emit="changes"` and `emit="each"`. The rows of a batch
 are put after the held state of their keys, and the result of a row is the merge of all up to it

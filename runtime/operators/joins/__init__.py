@@ -1,4 +1,4 @@
 """The join of two streams of facts, and the rows that it keeps while they may still find a partner.
 
-Operators over tables keep rows by rows.py as well, but what they look up, group or search is in tables/.
+Operators over tables keep rows by rows.py as well, but their look-ups, groups and searches are in tables/.
 """

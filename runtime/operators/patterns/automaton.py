@@ -146,7 +146,7 @@ class Automaton:
         return self._skipped(after, complete) if complete else (after, complete)
 
     def identity(self) -> dict[str, Any]:
-        """Return what must not change while partial matches are kept, as JSON-able values."""
+        """Return the properties that must not change while partial matches are kept, as JSON-able values."""
         stages = [[s.name, s.strict, s.least, s.most, s.consecutive, list(s.guards)] for s in self.stages]
         return {"stages": stages, "guards": list(self.guards)}
 
@@ -161,7 +161,7 @@ class Automaton:
             (complete if ended else after).append(following)
 
     def _skipped(self, alive: list[Partial], complete: list[Partial]) -> tuple[list[Partial], list[Partial]]:
-        """Return what is left of partial and of complete matches after each of the latter."""
+        """Return the partial and complete matches that remain after each complete one."""
         given, firsts = list[Partial](), set[Row]()
         for match in sorted(complete, key=_rank):
             if self.skip == TO_NEXT and match.rows[0] in firsts:

@@ -1,6 +1,7 @@
 """The conditions of a pattern's steps, and the calls of the user's functions.
 
-A row is at fault only for what a function of the user raises. An error anywhere else is a defect, which ends the job.
+A row is at fault only if a function of the user raises an error for it. An error anywhere else is a defect, which ends
+the job.
 
 Pure, as far as the user's functions are.
 """
@@ -33,13 +34,13 @@ class FunctionFailed(Exception):
 
 
 def called(function: Callable[..., Any], *arguments: Any, into: Callable[[Any], Any] | None = None) -> Any:
-    """Return what a function of the user returns.
+    """Return the result of a function of the user.
 
     Args:
         into: Converts it; `bool` can fail, for example for an array.
 
     Raises:
-        FunctionFailed: it failed, or what it returned cannot be converted.
+        FunctionFailed: it failed, or its result cannot be converted.
     """
     try:
         found = function(*arguments)

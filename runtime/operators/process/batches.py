@@ -89,7 +89,7 @@ class BatchContext:
         self._emitted.append(columns)
 
     def taken(self) -> list[Any]:
-        """Return what was emitted since the last call."""
+        """Return the rows emitted since the last call."""
         emitted, self._emitted = self._emitted, []
         return emitted
 
@@ -111,7 +111,7 @@ class ProcessBatchesOperator(Operator):
         self._ctx.defer(self, batch, self._left_out)
 
     def some(self, batch: pa.RecordBatch, at: int, base: int) -> tuple[int, list[pa.RecordBatch]]:
-        """Handle rows from row `at` on; return their number and what was emitted for them."""
+        """Handle rows from row `at` on; return their number and the rows emitted for them."""
         piece = batch.slice(at, self._pace.rows).select(self._step.columns)
         began = self._ctx.time_slice.now()
         given = self._handled(piece)
@@ -147,7 +147,7 @@ class ProcessBatchesOperator(Operator):
         return [*self._handled(piece.slice(0, half)), *self._handled(piece.slice(half))]
 
     def _called(self, piece: pa.RecordBatch) -> list[pa.RecordBatch]:
-        """Call the function, write the state, and return what it emitted."""
+        """Call the function, write the state, and return the emitted rows."""
         self._context.taken()
         size = len(self._table)
         slots = self._table.slots(self._table.spec.key.encode([piece.column(name) for name in self._step.keys]))

@@ -1,7 +1,7 @@
-"""The state of a keyed function while it handles a batch: what its attributes are at run time.
+"""The state of a keyed function while it handles a batch: the run-time form of its attributes.
 
 A batch touches few keys, numbered from 0 in a `Frame`. Values are read once per batch for all of these keys, lists and
-maps at their first use in the batch; the function then works on Python objects, and what changed is written once. So
+maps at their first use in the batch; the function then works on Python objects, and changes are written once. So
 a key that occurs a thousand times costs one read and one write.
 
 Invariants
@@ -130,7 +130,7 @@ class Own:
         """Write what changed."""
 
     def expire(self, clock: str, at_us: int) -> None:
-        """Delete what has expired by this clock."""
+        """Delete values that have expired by this clock."""
 
     def tidy(self) -> None:
         """Drop slots without a row, if there are many; called at a barrier."""
@@ -512,7 +512,7 @@ class TimerCell(Own):
         _restore(self.due, k, due, due is not None)
 
     def store(self) -> None:
-        """Write what changed; a timer that was due and did not fire returns to the table."""
+        """Write changes; a timer that was due and did not fire returns to the table."""
         changes = self._changes | self.due
         for gone in (True, False):
             ks = [k for k, at in changes.items() if (at is None) is gone]

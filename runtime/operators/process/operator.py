@@ -1,10 +1,10 @@
 """Keyed functions: a user's Python object with state and timers per key, called record by record.
 
 A batch is handled in pieces, as those of other functions are (backlog.py). A piece becomes a frame: its keys are
-numbered, their state is read once, the function is called in the order of the records, and what changed is written
-once (cells.py). Timers fire in the order of (time, key, timer), in rounds of at most `ROUND_TIMERS` that are spread
-over turns as the pieces of a batch are: neither a slow handler nor one that sets its timer again and again keeps the
-worker from its other work. The watermark leaves, and what it expires is deleted, after the last round. Rounds of
+numbered, their state is read once, the function is called in the order of the records, and changes are written once
+(cells.py). Timers fire in the order of (time, key, timer), in rounds of at most `ROUND_TIMERS` that are spread over
+turns as the pieces of a batch are: neither a slow handler nor one that sets its timer again and again keeps the worker
+from its other work. After the last round, the watermark leaves, and values that it expires are deleted. Rounds of
 processing time are not tied together: the worker does other work between them.
 
 With on_error="drop" or "dlq" every change and row of a failed call is undone. A returned row that does not fit its
@@ -230,7 +230,7 @@ class ProcessOperator(Operator):
         return events.taken, given
 
     def on_watermark(self, at_us: int) -> None:
-        """Advance event time to this point; fire the timers that are due, and delete what has expired."""
+        """Advance event time to this point; fire the timers that are due, and delete expired values."""
         old = self._clock.advance(at_us)
         if old is None:
             return
@@ -253,7 +253,7 @@ class ProcessOperator(Operator):
         return min((at_us for at_us in firsts if at_us is not None), default=None)
 
     def expire(self, at_us: int) -> None:
-        """Delete what has expired at this point of event time."""
+        """Delete values that have expired at this point of event time."""
         for cell in self._cells:
             cell.expire(EVENT, at_us)
 
@@ -370,7 +370,7 @@ class ProcessOperator(Operator):
             raise self._job_failed(self._reported(error)) from error
 
     def _handle_next(self, events: Events, strict: bool) -> bool:
-        """Handle an event; undo what it did if that fails. Return False if there is none."""
+        """Handle an event; undo its changes if that fails. Return False if there is none."""
         marks = [(rows, len(rows)) for rows in (self._out, *self.sides.values())]
         try:
             event = next(events, _NO_EVENT)  # not by StopIteration, which a function may raise too
@@ -491,7 +491,7 @@ class _Due:
         """By slot of a key: its timers that have fired since the end of the input."""
 
     def some(self, batch: pa.RecordBatch, at: int, base: int) -> tuple[int, list[pa.RecordBatch]]:
-        """Fire the timers of one round; after the last, delete what has expired."""
+        """Fire the timers of one round; after the last, delete expired values."""
         slots, given = self._operator.fire(EVENT, self._at_us, self._before)
         if slots is None:
             self._operator.expire(self._at_us)

@@ -1,4 +1,4 @@
-"""The step of a keyed function: what is the same whether it takes records one by one or in whole batches.
+"""The step of a keyed function: the common part of functions of records and functions of batches.
 
 Pure.
 Source: docs/decisions/0065-keyed-functions.md.
@@ -78,7 +78,7 @@ class FunctionStep(KeyedStep):
         return self.on_error != "fail"
 
     def described(self, did: str) -> str:
-        """Return what the function did, with its name and the place of the call."""
+        """Return the function's action in words, with its name and the place of the call."""
         return f"{self.use}: {type(self.process).__name__} {did}"
 
     def failure(self, did: str, job: str | None) -> JobFailed:

@@ -1,4 +1,4 @@
-"""Rows below each group of a table: what an aggregate needs besides sums per group, so that values can be taken back.
+"""Rows below each group of a table: an aggregate needs them besides sums per group, so that values can be taken back.
 
 A part of a group is a table whose key is that of the group and a suffix, with sums of integers: how often a value
 occurs, or a digit of a number. Every value of a row becomes some entries; its weight adds them, or takes them back. A
@@ -69,7 +69,7 @@ class Part(ABC):
 
     @abstractmethod
     def entries(self, values: pa.Array) -> Entries:
-        """Return what values add, none of which is null."""
+        """Return the entries that values add; none of the values is null."""
 
     @abstractmethod
     def results(self, kind: Kind, rows: OrderedRows, groups: Keys, seen: Counts) -> pa.Array:

@@ -1,8 +1,8 @@
 """var of the rows that a table has: exact sums of the values and of their squares, in digits of 32 bits.
 
 A double is an integer times a power of two. Its value and its square are added to the digits of two numbers of any
-size, each digit a row below the group. So taking a value back leaves exactly what was there before, however large the
-value was, and a variance is that of the values that the table has, rounded once.
+size, each digit a row below the group. So taking a value back restores the earlier sum exactly, however large the value
+was, and a variance is that of the values that the table has, rounded once.
 
 A digit is a sum of integers that are smaller than the base: it may be negative, and need not be smaller itself. A value
 has at most 12 entries, most of which are 0 and left out. Values that are not finite are counted, and make it NaN.

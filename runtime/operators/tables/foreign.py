@@ -13,7 +13,7 @@ the order in which changes of both tables arrive.
 
 Invariants
     - A subscription is answered in the epoch in which it begins, and in each in which its right row changes.
-    - A subscription that ends is not answered: the answer to the next one replaces what it said, or the left row is
+    - A subscription that ends is not answered: the answer to the next one replaces its answer, or the left row is
       deleted, and the join forgets the key.
 
 Pure.

@@ -282,5 +282,5 @@ def _part_of(each: BoundAggregation, given: pa.DataType) -> type[Part] | None:
 
 
 def _values_of(each: BoundAggregation) -> tuple[Any, ...]:
-    """Return what the values of an aggregate depend on."""
+    """Return the column and condition that the values of an aggregate depend on."""
     return each.columns, each.condition

@@ -1,4 +1,4 @@
-"""The changes of a table with what they replace: each takes the old row back, and adds the new one.
+"""The changes of a table with the rows that they replace: each takes the old row back, and adds the new one.
 
 State holds the row of every key, of the columns that later steps read. A change of a key emits its old row with the
 weight -1 and its new row with the weight 1; a delete has no new row. So sums over the rows, each times its weight, are

@@ -14,7 +14,8 @@ Invariants
     - A row has a mark if an open window with it has changed since that window was last shown, or never was.
     - While a row has a mark, there is a time at which a round is due.
     - Two rounds with the same window are at least the interval apart, by the clock that rounds receive.
-    - Marks and times are in the state before the barrier's freeze, together with what was shown, if `note` is called.
+    - Marks and times are in the state before the barrier's freeze, together with the shown results, if `note` is
+      called.
 
 Pure; the clock is a parameter.
 Source: docs/decisions/0082-early-results.md.

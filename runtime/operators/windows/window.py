@@ -610,5 +610,5 @@ def _compare_windows(found: Found, before: Any, now: Any) -> None:
 
 
 def _windows(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the windows themselves are."""
+    """Return the definition of the windows themselves."""
     return {part: value for part, value in identity.items() if part not in ("time", "lateness_us", "emit")}

@@ -52,7 +52,7 @@ class Unfit(Exception):
         self.why, self.path = why, path
 
     def of(self, column: str) -> str:
-        """Return what is wrong with a value of a column."""
+        """Return the fault of a value of a column."""
         return f"column {column!r}{f' at {self.path}' if self.path else ''} {self.why}"
 
     def within(self, step: str) -> Unfit:
@@ -97,7 +97,7 @@ class FieldType:
         return value
 
     def normal(self, column: pa.Array) -> pa.Array:
-        """Return a column that was read with one form for equal values, and with defaults for what is missing."""
+        """Return a column that was read with one form for equal values, and with defaults for missing values."""
         return column
 
     def wrong(self, column: pa.Array) -> Mask | None:

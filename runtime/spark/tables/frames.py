@@ -224,7 +224,7 @@ class FrameSource(Source):
 
 
 def _refusal(frame: object) -> tuple[str, str] | None:
-    """Return why a job cannot read this, and what to do; None if it can."""
+    """Return why a job cannot read this, and the next step; None if it can."""
     if not isinstance(frame, DataFrame):
         return f"hf.SparkFrame: {frame!r} is not a DataFrame of Spark", 'give one, such as spark.read.parquet("data")'
     if frame.isStreaming:

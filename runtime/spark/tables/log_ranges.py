@@ -1,6 +1,6 @@
 """Which rows of a log a Spark query reads, and proof that they are still those that it planned.
 
-Spark plans a query in one process and reads it in others, later and perhaps again. So a range carries what identifies
+Spark plans a query in one process and reads it in others, later and perhaps again. So a range carries the identity of
 the log's history up to its end, and every task checks this before its first row and after each read.
 
 Invariants
@@ -171,7 +171,7 @@ def _check_log(reader: LogReader, seen: Seen) -> None:
 
 
 def _lost(reader: LogReader, seen: Seen, partition: int, end: int) -> list[VoidRange]:
-    """Return what later commits than `seen` took back of the rows before an offset, in order."""
+    """Return the rows before an offset that commits after `seen` took back, in order."""
     return [one for one in reader.taken_back_since(seen.commit) if one.partition == partition and one.first < end]
 
 
