@@ -149,7 +149,7 @@ class BlockReader:
         spec: The declaration by which to name and type the values; None: under their field ids, as they were written.
 
     Raises:
-        pa.ArrowInvalid: the block is not what a segment holds.
+        pa.ArrowInvalid: the block is not a block of a segment.
         ConfigError: the declaration cannot read it.
     """
 
@@ -257,7 +257,7 @@ class _WholeBatch:
     """As `_Batch`, of a record batch that is in memory as a whole.
 
     Args:
-        data: Its message, and perhaps what follows.
+        data: Its message, and perhaps later bytes.
     """
 
     def __init__(

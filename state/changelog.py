@@ -45,8 +45,8 @@ from holdfast.state.tables.values import has_numpy_form, numpy
 from holdfast.storage.hashing import HASHED_BYTES, Hashed, Sink, hash_file
 
 VERSION = 6
-"""Segments with a packed column. Others are written as the oldest version that has what they hold, so that earlier
-releases read them."""
+"""Segments with a packed column. Others are written as the oldest version with the fields that they need, so that
+earlier releases read them."""
 _VERSION_WITH_BATCHES, _VERSION_WITH_SUFFIX, _VERSION_WITH_NULLS, _VERSION_WITH_RANGES, _FIRST_VERSION = 5, 4, 3, 2, 1
 """5: with a block of several record batches, of which an earlier release would read only the first. 4: with keys that
 have a suffix, for which an earlier release would compute other key groups. 3: with a null value, or values of variable
@@ -183,7 +183,7 @@ class Writer:
         self._blocks.append(Block(*place, schema, kind.unrouted, kind.suffix, listed, names))
 
     def _finish(self) -> None:
-        """Write what follows the blocks."""
+        """Write the end of the segment, after the blocks."""
         footer = msgspec.msgpack.encode(_Footer(self._version, self._header, tuple(self._blocks)))
         self._file.write(footer)
         self._file.write(struct.pack("<I", len(footer)))
@@ -270,7 +270,7 @@ def _options(size: int) -> pa.ipc.IpcWriteOptions:
 
 
 def _version_of(batch: pa.RecordBatch, kind: KeyType) -> int:
-    """Return the oldest version that has what a batch holds."""
+    """Return the oldest version with the fields of a batch."""
     if kind.suffix:
         return _VERSION_WITH_SUFFIX
     if any(not has_numpy_form(values) for values in batch.columns[FIXED_COLUMNS:]):
@@ -358,7 +358,7 @@ def _footer(file: pa.NativeFile, *, verified: bool) -> _Footer:
 
 
 def unreadable_block(block: Block, error: Exception) -> Damaged:
-    """Return the report of a block that is not what a writer writes."""
+    """Return the report of a block that no writer writes."""
     return _damaged(f"the block of operator {block.operator} cannot be read: {error}")
 
 

@@ -1,8 +1,8 @@
 """Reads the columns of a stored record batch as streams, so that memory does not depend on its number of rows.
 
 Arrow's own reader decompresses a whole record batch. Here every buffer of the batch is found in the message's metadata
-(a flatbuffer) and decompressed piece by piece. Only what segments hold is read: columns of fixed width, one bit wide,
-large_binary and large_utf8, with their nulls.
+(a flatbuffer) and decompressed piece by piece. Only columns that segments hold are read: columns of fixed width, one
+bit wide, large_binary and large_utf8, with their nulls.
 
 Invariants
     - The values are those that Arrow's reader gives.

@@ -1,4 +1,4 @@
-"""Adapts what an earlier declaration of an operator wrote to its present declaration.
+"""Adapts rows of an earlier declaration of an operator to its present declaration.
 
 Segments name the columns of state by *field id*, which a column keeps for the operator's life, whatever its name in
 the code. A table names them by name. Everything that comes from a segment into a table passes here.
@@ -33,7 +33,8 @@ from holdfast.state.tables.values import arrow, default_of
 
 
 def declaration(spec: TableSpec) -> str:
-    """Return a hash of what decides how rows of a table are packed; names of columns do not."""
+    """Return a hash of the properties that decide how rows of a table are packed; names of columns are not among
+    them."""
     key = [f"{kind}{'?' if null else ''}" for kind, null in zip(spec.key.types, spec.key.nullable, strict=True)]
     columns = [f"{column.id}:{column.type_name}" for column in spec.columns]
     unrouted = f"{spec.key.unrouted}+{spec.key.suffix}" if spec.key.suffix else str(spec.key.unrouted)

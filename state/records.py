@@ -92,7 +92,7 @@ def deltas_in(
         epoch: The epoch of the deltas.
 
     Raises:
-        Damaged: a record is not what `records_of` makes.
+        Damaged: a record is not one that `records_of` makes.
     """
     deleted = np.asarray(records.column(0).to_numpy(zero_copy_only=False), np.bool_)
     operators, groups = places_of(records.column("key"), count)

@@ -113,7 +113,7 @@ class StateStore:
             records_max -= table.advance(records_max)
 
     def supersede(self, epoch: Epoch) -> None:
-        """Drop what the epochs before this one keep, which were given up (P8); all tables have frozen this one.
+        """Drop data of epochs before this one, which were given up (P8); all tables have frozen this one.
 
         Else memory would grow with every epoch for as long as the checkpoint root is unreachable.
         """
@@ -178,8 +178,8 @@ class StateStore:
             advanced: Called after every part of a segment, at most ROWS_AT_ONCE rows.
 
         Raises:
-            Damaged: a segment is not what it should be. Restore again from an older checkpoint; until then this store
-                must not be used.
+            Damaged: a segment differs from what was written. Restore again from an older checkpoint; until then this
+                store must not be used.
             ConfigError: a segment was written with a declaration that the present one cannot read.
         """
         self._begin(epoch)
@@ -209,7 +209,7 @@ class StateStore:
         self._committed = epoch
 
     def stored(self) -> dict[int, Stored]:
-        """Return what the tables consist of, by operator; only committed epochs may be in them."""
+        """Return the parts of the tables, by operator; only committed epochs may be in them."""
         return {operator: table.stored() for operator, table in self._tables.items()}
 
     def adopt(
@@ -263,7 +263,7 @@ class StateStore:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tables and of what their unfinished epochs keep, in memory or swapped out."""
+        """Bytes of all tables and of their unfinished epochs, in memory or swapped out."""
         return sum(table.nbytes + table.frozen_bytes for table in self._tables.values())
 
     @property

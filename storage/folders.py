@@ -118,7 +118,7 @@ class ReadFile:
 
 
 def open_folder(path: str) -> Folder:
-    """Return a folder, or what is below a URL (`s3://bucket/prefix`, `file:///folder`, `memory://name`).
+    """Return a folder, or the files below a URL (`s3://bucket/prefix`, `file:///folder`, `memory://name`).
 
     Raises:
         ConfigError: the scheme is unknown, or s3fs is not installed.

@@ -193,7 +193,7 @@ class LocalObjects:
             folder = folder.parent
 
     def tidy(self, unchanged_s: float = ABANDONED_AFTER_S, *, folders: bool = True) -> int:
-        """Remove what killed writers left: temporary files unchanged for `unchanged_s`, and folders without files.
+        """Remove leftovers of killed writers: temporary files unchanged for `unchanged_s`, and folders without files.
 
         Args:
             folders: Whether to remove folders without files; those may be of others in a folder that is not ours alone.

@@ -62,7 +62,7 @@ def write_same(store: ObjectStore, path: str, write: Callable[[Sink], object]) -
     """Create an object part by part; one that exists must hold these bytes. It becomes visible, whole, at the end.
 
     Args:
-        write: Writes the bytes into what it receives.
+        write: Writes the bytes into the sink that it receives.
 
     Raises:
         NameTaken: it holds others.
@@ -89,7 +89,7 @@ def _compare(store: ObjectStore, path: str, wanted: Written) -> None:
 
 
 def _read_back(store: ObjectStore, path: str) -> Written:
-    """Return what an object holds, read piece by piece: it may be larger than memory."""
+    """Return size and hash of an object, read piece by piece: it may be larger than memory."""
     try:
         with opened(store, path) as file:
             size = file.size()

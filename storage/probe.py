@@ -1,4 +1,4 @@
-"""Checks what a job needs of its root, before the job starts.
+"""Checks a job's requirements of its root, before the job starts.
 
 A store that lets a second writer replace an object would lose the history of a job, silently. One that does not permit
 to delete would only show it hours later.

@@ -11,7 +11,7 @@ NO_BUCKET, EXISTS = "NoSuchBucket", "PreconditionFailed"
 
 
 class Meaning(NamedTuple):
-    """The cause of an error, and what to do about it."""
+    """The cause of an error, and the next step."""
 
     cause: str
     next_step: str
@@ -64,7 +64,7 @@ _PASSING = frozenset(("SlowDown",))
 
 
 def lasting(error: BaseException | None) -> Meaning | None:
-    """Return what an error means if only a user can remove its cause; None if it may pass."""
+    """Return the meaning of an error if only a user can remove its cause; None if it may pass."""
     return None if error is None or code_of(error) in _PASSING else meaning(error)
 
 
@@ -75,7 +75,7 @@ def code_of(error: BaseException | None) -> str | None:
 
 
 def meaning(error: BaseException) -> Meaning | None:
-    """Return what an error means, None if its own text is clear."""
+    """Return the meaning of an error, None if its own text is clear."""
     answer, code = _answer(error), code_of(error)
     if code in _FORBIDDEN:
         operation = str(getattr(answer, "operation_name", "") or "this operation")

@@ -53,7 +53,7 @@ class Upload:
         """Parts leave when they are full."""
 
     def finish(self) -> None:
-        """Upload what is left and wait for all parts; the object is visible then."""
+        """Upload the rest and wait for all parts; the object is visible then."""
         if self._upload is None:
             self._asked(self._files.pipe_file, self._path, self._part, mode="create")
             return
@@ -65,7 +65,7 @@ class Upload:
         self._call("complete_multipart_upload", MultipartUpload=parts, UploadId=self._upload, IfNoneMatch="*")
 
     def abandon(self) -> None:
-        """Remove what was uploaded, as far as the store still answers."""
+        """Remove uploaded parts, as far as the store still answers."""
         wait(self._sent)  # a part that arrives after the abort would stay
         if self._upload is not None:
             try:
@@ -113,7 +113,7 @@ def uploading(
 
     Args:
         files, path, failures: See Upload.
-        refused: Raises what stands for an error of the store. Other errors within the block pass unchanged.
+        refused: Raises the error that represents an error of the store. Other errors within the block pass unchanged.
     """
     file = Upload(files, path, failures)
     try:

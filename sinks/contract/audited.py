@@ -1,7 +1,7 @@
 """The output of a job that a target holds, read back from the target alone, for an audit.
 
 A target reports, per writer and tag, the rows that it holds of that delivery, as a digest that staged output has too;
-and the rows that no delivery it still knows of has written. It reports explicitly what it can no longer know.
+and the rows that no delivery it still knows of has written. It reports explicitly which facts it can no longer know.
 
 Invariants
     - Nothing here writes, and nothing reads staged output or manifests: the report is independent evidence.
@@ -89,7 +89,7 @@ class Audits(ABC):
 
     @abstractmethod
     def contents(self, query: AuditQuery) -> TargetContents:
-        """Return what the target holds now, as of one moment.
+        """Return the contents of the target, as of one moment.
 
         Raises:
             Gone: the target or one of its columns is missing.

@@ -74,7 +74,7 @@ class OpenChangelog(Protocol):
 
     @property
     def floor(self) -> Epoch:
-        """Return the epoch up to which it is compacted: it lacks what was replaced or deleted before."""
+        """Return the epoch up to which it is compacted: it lacks records that were replaced or deleted before."""
 
     def records(self, which: AsOf, advanced: Callable[[int, int], object] = unseen) -> Iterator[pa.RecordBatch]:
         """Yield records of a key in the order of their epochs, each key at most once in a batch.
@@ -94,7 +94,7 @@ class Compaction(Protocol):
     """The compactions of one job's changelog; for use by one thread at a time."""
 
     def compact(self, owner: str, history: Sequence[Stretch], horizon: Epoch) -> bool:
-        """Remove what newer records replace, if that is worth it; return whether it was done.
+        """Remove records that newer ones replace, if that is worth it; return whether it was done.
 
         Args:
             owner: The driver on whose behalf. While another one owns the topic, nothing is removed: it may be that of
@@ -208,7 +208,7 @@ def check_ours(where: str, found: OpenChangelog, claim: Claim) -> None:
 
     Raises:
         Fenced: another history owns it.
-        Damaged: a driver that both histories have delivered what it did not complete in this one.
+        Damaged: a driver that both histories have delivered an epoch that it did not complete in this one.
     """
     try:
         claim.must_take_over(where, found.holding.held, lambda: found.holding.newest)
@@ -218,7 +218,7 @@ def check_ours(where: str, found: OpenChangelog, claim: Claim) -> None:
 
 
 def check_holds(where: str, found: OpenChangelog, delivered: Mapping[Subtask, Epoch]) -> None:
-    """Refuse a topic that lacks what was delivered to it.
+    """Refuse a topic that lacks delivered records.
 
     Raises:
         Damaged: it was restored from a backup, replaced or emptied.

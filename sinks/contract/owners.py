@@ -8,8 +8,8 @@ from a token that its own log knows, or from no token; any other token belongs t
 Invariants
     - A delivery, a write, a repair and a drop of before-images compare the token in their own transaction.
     - A token that the job's log does not know changes nothing in the target, and is reported as `Fenced`.
-    - A known token is taken over from only if no tag is beyond what its driver completed in the job's log: in another
-      history, a driver that both have may have completed more. Numbers of later epochs prove nothing.
+    - A known token is taken over from only if no tag is beyond the epochs that its driver completed in the job's log:
+      in another history, a driver that both have may have completed more. Numbers of later epochs prove nothing.
     - A delivery continues exactly the tag that its writer knows: a copy of the job may deliver until it is fenced.
     - A target without a token was written by an earlier version: it is taken over if its tags fit.
 
@@ -86,7 +86,7 @@ class Claim:
 
         Raises:
             Fenced: another history owns the target.
-            Damaged: its owner is known, but delivered what it did not complete in this history.
+            Damaged: its owner is known, but delivered an epoch that it did not complete in this history.
         """
         if held is None:
             return True
@@ -212,7 +212,7 @@ def went_on(where: str, held: Held, standing: Tag, reached: Tag) -> Damaged:
 
 
 def check_continues(where: str, standing: Tag | None, known: Tag) -> None:
-    """Refuse a delivery that would not continue what its writer knows of the target.
+    """Refuse a delivery that would not continue the target as its writer knows it.
 
     Raises:
         Damaged: the target is below it.
@@ -231,7 +231,7 @@ def check_continues(where: str, standing: Tag | None, known: Tag) -> None:
 
 
 def went_back(where: str, standing: Tag | None, known: Tag) -> Damaged:
-    """Return the error for a target that no longer holds what was delivered to it."""
+    """Return the error for a target that no longer holds delivered rows."""
     stands = "has no tag" if standing is None else f"is at timeline {standing.timeline}, epoch {standing.epoch}"
     return Damaged(
         f"{where}: the target {stands}, but timeline {known.timeline}, epoch {known.epoch} was delivered to it: it was "

@@ -22,11 +22,11 @@ LAST_DELIVERED = (
     "holdfast rewind JOB.py --to-epoch N --apply, where N is the epoch that was last delivered (holdfast status JOB)"
 )
 Meaning = Callable[[str, str], HoldfastError]
-"""Makes the error from the name of the target and what its system said."""
+"""Makes the error from the name of the target and the message of its system."""
 
 
 def persists(action: str, then: str) -> str:
-    """Return the next step: what happens automatically, and what to do if that does not help."""
+    """Return the next step: the automatic action, and the user's action if that does not help."""
     return f"{action}; if this persists, {then}"
 
 

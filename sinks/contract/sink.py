@@ -5,8 +5,7 @@ prepares the target when the job starts; each worker opens one `Target` per writ
 
 Each sink has three methods: `check`, `prepare` and `open`. All else is optional, and is declared once: a property such
 as `repairs` returns an object that can do it, or None. A sink that can do it itself derives from `Repairs` before
-`Sink`. A job that needs what a sink lacks is
-refused when it is planned.
+`Sink`. A job that needs a capability that a sink lacks is refused when it is planned.
 
 Invariants
     - `deliver` can write every row that `accept` admits: a row that the target can never take is
@@ -60,7 +59,7 @@ class Sink(ABC):
 
     @abstractmethod
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
-        """Refuse what can never work, at plan time and without touching the target.
+        """Refuse a configuration that can never work, at plan time and without touching the target.
 
         Args:
             schema: The stream's columns, without `_op`.
@@ -84,7 +83,7 @@ class Sink(ABC):
         """Refuse rows that the target can never take, before they are staged. By default it takes every row.
 
         Raises:
-            ConfigError: names the column and what is wrong with it.
+            ConfigError: names the column and its fault.
         """
 
     @abstractmethod
@@ -157,14 +156,14 @@ class ImmediateSink(Sink):
 
     @abstractmethod
     def written(self, job_uuid: str, sink: str) -> tuple[Written, ...]:
-        """Return what the target knows of every partition. Raises Unavailable, ConfigError."""
+        """Return the target's entry for every partition. Raises Unavailable, ConfigError."""
 
 
 class Uploader(Protocol):
     """Puts rows into a target, invisible to readers; for use by one thread."""
 
     def upload(self, upload: Upload, batches: Iterable[pa.RecordBatch]) -> str:
-        """Make the rows durable and return what names them. Repeated, it stores the same.
+        """Make the rows durable and return their name. Repeated, it stores the same.
 
         Raises:
             HoldfastError: the target does not take them now; nothing depends on them, as the staged part has them too.
@@ -236,7 +235,7 @@ class Repairs(ABC):
 
     @abstractmethod
     def plan_repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
-        """Return what `repair` would do now. Only reads, and a delivery may overtake it.
+        """Return the changes that `repair` would make now. Only reads, and a delivery may overtake it.
 
         Raises:
             Fenced: the target is on a newer timeline, or another history of the job has taken it over.
@@ -271,7 +270,7 @@ def not_a_sink(given: object) -> str | None:
 
 
 def abilities(sink: Sink) -> Mapping[str, bool]:
-    """Return what a sink can do and is, by name, for display."""
+    """Return the capabilities and traits of a sink, by name, for display."""
     traits = sink.traits
     return {
         "keyed": traits.keyed,

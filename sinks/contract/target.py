@@ -87,7 +87,7 @@ class UploadedOutput:
 
     tag: Tag
     uploads: tuple[str | None, ...]
-    """Per staged part what its upload returned; None if there was none."""
+    """Per staged part the result of its upload; None if there was none."""
     read: Callable[[Sequence[int]], Iterable[pa.RecordBatch]]
     """Reads the staged parts with these places."""
 
@@ -136,7 +136,7 @@ class Target(ABC):
     def forget(self, through: Tag) -> None:
         """Drop the before-images of deliveries up to this tag, which no rewind can reach any more.
 
-        This includes older timelines, but no later epoch: what an earlier rewind left may be rewound again.
+        This includes older timelines, but no later epoch: rows that an earlier rewind left may be rewound again.
         """
 
     def close(self) -> None:

@@ -1,9 +1,9 @@
-"""Transactions that a sink may have left open in its target, where they hide what others have written after them.
+"""Transactions that a sink may have left open in its target, where they hide rows that others have written after them.
 
 Invariants
     - Looking changes nothing.
-    - `abort` ends what the sink itself left open; it never touches transactions of others, and loses no output: a
-      delivery that is not in is delivered again.
+    - `abort` ends the sink's own open transactions; it never touches those of others, and loses no output: a delivery
+      that was not committed is repeated.
 
 Pure: no clock, thread or I/O. Source: docs/decisions/0109-open-transactions.md.
 """
@@ -42,7 +42,7 @@ class Transactions(Protocol):
         """Return the rows that open transactions of any client hide in the sink's target. Raises HoldfastError."""
 
     def abort(self) -> None:
-        """End what the sink's writers left open, and refuse what is still to come of these writers.
+        """End open transactions of the sink's writers, and refuse later ones of these writers.
 
         Raises:
             NotAdmitted, Unavailable: nothing is known to be ended.

@@ -92,7 +92,8 @@ class DeltaConnection:
         """See target.Connection. Nothing is open."""
 
     def others(self) -> str | None:
-        """Return what a local folder without a table holds and VACUUM would reach; None if nothing, or not known."""
+        """Return files in a local folder without a table that VACUUM would delete; None if there are none, or it is
+        unknown."""
         if not local(self.place.path):
             return None
         try:
@@ -117,11 +118,11 @@ class DeltaConnection:
                     raise
 
     def load(self, version: int | None = None) -> DeltaTable:
-        """Load a version of the table, or the newest one. Raises what the library raises."""
+        """Load a version of the table, or the newest one. Raises the errors of the library."""
         return DeltaTable(self.place.path, version=version, storage_options=self.place.settings())
 
     def numbers(self, table: DeltaTable) -> dict[str, int | None] | None:
-        """Return what is known of the book of a table's newest version; None if another process made its commit."""
+        """Return the known part of the book of a table's newest version; None if another process made its commit."""
         if self._last is not None:
             newest = table.history(1)
             if newest and (_info(newest[0]) or {}).get(COMMIT) == self._last:

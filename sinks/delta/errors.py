@@ -46,7 +46,7 @@ def is_conflict(error: Exception) -> bool:
 
 
 def meaning_of(place: DeltaPlace, error: Exception) -> HoldfastError:
-    """Return what the error means for a delivery."""
+    """Return the error's meaning for a delivery."""
     text = _DOCUMENT.sub(lambda found: ": ".join(_ABOUT.findall(found[0])), place.without_secrets(str(error)))
     said = " ".join(_COLOURS.sub(" ", text).split())
     judged = _without_names(place, said)

@@ -109,7 +109,7 @@ class Delta(LakehouseSink["LoadedVersion"]):
         return DeltaConnection(self.place)
 
     def _found(self, connection: SinkConnection[LoadedVersion]) -> LoadedVersion | None:
-        """Refuse to create a table around files of others: VACUUM deletes what a table does not name."""
+        """Refuse to create a table around files of others: VACUUM deletes files that a table does not name."""
         table = connection.found()
         if table is None and (found := self._connection().others()) is not None:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""The commits of a folder of files, and what becomes of their files: staged, published, emptied.
+"""The commits of a folder of files, and the life of their files: staged, published, emptied.
 
 A writer stages files below `_holdfast/`, where no reader looks. One conditional create of the next commit decides that
 they count. Then each is *published*: created under its final name, and its staged copy deleted. A rewind *empties*
@@ -176,7 +176,8 @@ class Commits:
         return True
 
     def settle(self) -> None:
-        """Publish what the newest commit names, and delete what no commit will name. Raises Unavailable."""
+        """Publish the files that the newest commit names, and delete files that no commit will name. Raises
+        Unavailable."""
         if self._published == self.tail.sequence:
             return
         staged = set(self.stores.own.list(STAGING))
@@ -206,7 +207,7 @@ class Commits:
             _log.warning("%s: %d staged files that no commit names may be left: %s", self._where, len(paths), error)
 
     def close(self) -> None:
-        """Forget what was read; the next use opens the folder again."""
+        """Forget all cached state; the next use opens the folder again."""
         self._stores = self._tail = None
         self._published = -1
 

@@ -189,7 +189,7 @@ def taking_back(tail: Commit, id: str, moved: Iterable[WriterTag], emptied: Iter
 
 
 def before_the_first(meta: Meta) -> Commit:
-    """Return what precedes all commits of a folder."""
+    """Return the empty commit that precedes all commits of a folder."""
     return Commit(sequence=0, id="", folder=meta.uuid)
 
 

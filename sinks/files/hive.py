@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 DATE = "date"
-"""The column that `date_of` adds to what readers see."""
+"""The column that `date_of` adds to the columns that readers see."""
 DEFAULT = "__HIVE_DEFAULT_PARTITION__"
 _DEFAULT_AS_TEXT = DEFAULT.replace("_", "%5F", 1)
 NAME_BYTES_MAX = 255

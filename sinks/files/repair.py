@@ -89,7 +89,7 @@ def _undone(commits: Commits, rewinding: Rewinding) -> Iterator[DataFile]:
     """Yield the files to take back, newest commit first.
 
     The walk ends at a commit after which every tag of the sink is at or below the base. A tag goes back only by a
-    rewind, which has emptied what came after its own base; so no older file can be above this one.
+    rewind, which has emptied the files after its own base; so no older file can be above this one.
     """
     job, sink, base = rewinding.job_uuid, rewinding.sink, rewinding.to.epoch
     emptied, commit = set[str](), commits.tail

@@ -1,4 +1,4 @@
-"""A folder of Parquet files as a sink: what `hf.Files` gives to a stream.
+"""A folder of Parquet files as a sink: `hf.Files` in a `.sink(...)`.
 
 Source: API.md (sinks); docs/decisions/0083-files-sink.md.
 """
@@ -143,7 +143,7 @@ class FilesSink(Repairs, Ownership, Sink):
         return Commits(self.where, lambda: open_stores(self.path))
 
     def _sizes(self) -> Size:
-        """Return what looks at the files of the folder, which is opened once for all of them."""
+        """Return the function that measures files of the folder, which is opened once for all of them."""
         folder = open_folder(self.path)
 
         def size_of(path: str) -> int | None:

@@ -66,7 +66,7 @@ class FilesTarget(Target):
         """Files of deliveries that were not completed, which a commit in doubt may name."""
 
     def delivered(self) -> Tag | None:
-        """First completes what a crash after a commit left."""
+        """First completes a commit that a crash interrupted."""
         tail = self._commits.refresh()
         admit(self._where, tail, self._by)
         self._commits.settle()
@@ -124,7 +124,7 @@ class FilesTarget(Target):
         return outcome
 
     def _discard(self) -> None:
-        """Delete what was staged for nothing, now that the tag covers it."""
+        """Delete staged files that are not needed, because the tag covers them."""
         named = {file.staged for file in self._commits.tail.files}
         self._commits.discard(path for path in self._staged if path not in named)
         self._staged = []

@@ -105,7 +105,7 @@ class HttpClient:
         return self._pool
 
     def _trusting(self) -> ssl.SSLContext:
-        """Return what verifies certificates. Raises NotAdmitted: the file of authorities cannot be read."""
+        """Return the context that verifies certificates. Raises NotAdmitted: the file of authorities cannot be read."""
         try:
             return ssl.create_default_context(cafile=self._place.ca)
         except OSError as error:

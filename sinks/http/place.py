@@ -1,4 +1,4 @@
-"""Where requests go, and what each of them carries besides rows: headers and a signature.
+"""Where requests go, and the parts of each besides rows: headers and a signature.
 
 Pure: no clock, thread or I/O. Source: RFC 9110 sections 5.1 and 5.5; docs/decisions/0100-http-sink.md.
 """

@@ -48,7 +48,7 @@ class Reply:
 
 
 def problem_of(where: str, reply: Reply, rows: int, size: int) -> HoldfastError | None:
-    """Return what a reply means for a delivery; None if the rows are delivered.
+    """Return the meaning of a reply for a delivery; None if the rows are delivered.
 
     Args:
         rows: How many rows the request has.

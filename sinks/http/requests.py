@@ -8,7 +8,7 @@ take rows of a copied job folder, or of a changed `batch_rows`, for a repetition
 Invariants
     - The same output gives the same bodies and keys, byte for byte.
     - Two requests with one key have one body.
-    - An epoch is never held as a whole: what is held at a time is bounded.
+    - An epoch is never held as a whole: the memory for its rows is bounded.
 
 Pure: no clock, thread or I/O. Source: docs/decisions/0100-http-sink.md.
 """

@@ -37,13 +37,13 @@ class Http(Sink):
 
     Args:
         url: Where to POST, "https://api.example.com/rows", without a user or a password.
-        progress: A folder that all workers see, or a URL such as "s3://bucket/progress", of no other sink: what was
-            delivered is noted there.
+        progress: A folder that all workers see, or a URL such as "s3://bucket/progress", of no other sink: it records
+            deliveries.
         batch_rows: How many rows a request has at most, 1 to 10,000: its body is a JSON array of objects. With 1, its
             body is the object of one row.
         headers: More headers: text, or hf.secret("env:HTTP_AUTHORIZATION") for one that must not be seen.
         signature: "hmac-sha256:HEADER": each request has this header with `sha256=` and the HMAC of its body.
-        secret: With `signature`, what signs: hf.secret("env:HTTP_SECRET").
+        secret: With `signature`, the key that signs: hf.secret("env:HTTP_SECRET").
         timeout_s: How many seconds to wait for a connection, and for an answer.
         ca: A file with the certificates of the authorities that sign the receiver's; None: those of the system.
     """

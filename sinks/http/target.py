@@ -7,7 +7,7 @@ takes a limited number of requests per minute would otherwise never get beyond t
 
 Invariants
     - The tag moves only after the receiver has taken every request of the epoch.
-    - No piece of requests is sent before the log has admitted this writer, and shown that it continues what it knows,
+    - No piece of requests is sent before the log has admitted this writer, and shown that it continues the known tag,
       after the rows of the piece were read.
 
 Pure: no clock, thread or I/O of its own. Source: PROTOCOL P17, P24; docs/decisions/0100-http-sink.md.
@@ -41,7 +41,7 @@ class HttpTarget(Target):
 
     Args:
         where: How messages name the receiver.
-        sender: Opens what sends, at the first request.
+        sender: Opens the sender, at the first request.
         progress: The writer's way into the log of progress.
         job_uuid: The job.
         writer: Whose output this is.

@@ -203,7 +203,7 @@ class IcebergConnection:
 
 
 def _durable(connection: Any, _record: Any) -> None:
-    """Begin a session of Postgres: what a catalogue confirms survives a crash of its server."""
+    """Begin a session of Postgres: a commit that a catalogue confirms survives a crash of its server."""
     from holdfast.sinks.postgres.place import DURABLE  # needs a library that a catalogue in a file does not
 
     with connection.cursor() as cursor:

@@ -42,13 +42,14 @@ _UNSUPPORTED = re.compile(r"not (yet )?(implemented|support)", re.IGNORECASE)
 
 
 def raised() -> tuple[type[Exception], ...]:
-    """Return what calls of the library raise. With `py-io-impl`, that may be what botocore does: no OSErrors."""
+    """Return the errors that calls of the library raise. With `py-io-impl`, these may be the errors of botocore, which
+    are not OSErrors."""
     loaded: Any = sys.modules.get("botocore.exceptions")
     return RAISED if loaded is None else (*RAISED, loaded.BotoCoreError, loaded.ClientError)
 
 
 def meaning_of(place: IcebergPlace, error: Exception) -> HoldfastError:
-    """Return what the error means for a delivery."""
+    """Return the error's meaning for a delivery."""
     said = " ".join(place.without_secrets(str(error)).split())[:600]
     if _NOT_ADMITTED.search(_without_names(place, said)):
         return _LOGIN(place.where, said)

@@ -51,7 +51,7 @@ def is_nested(kind: pa.DataType) -> bool:
 
 
 def parts(kind: pa.DataType) -> list[pa.DataType]:
-    """Return the types of what a nested type holds."""
+    """Return the types of a nested type's parts."""
     if pa.types.is_map(kind):
         return [kind.item_type]
     return [field.type for field in kind] if pa.types.is_struct(kind) else [kind.value_type]
@@ -80,7 +80,8 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _plain(kind: pa.DataType, form: str) -> Plain | None:
-    """Return what makes of a value that is not null what msgspec writes in the form of JSON; None: it does already."""
+    """Return the function that converts a value, which is not null, for msgspec to write it in the form of JSON; None:
+    msgspec already does."""
     if _is_list(kind):
         return _each(_plain(kind.value_type, form))
     if pa.types.is_map(kind):
@@ -102,7 +103,7 @@ def _plain(kind: pa.DataType, form: str) -> Plain | None:
 
 
 def _read(kind: pa.DataType) -> Plain:
-    """Return what makes of a value of JSON, which is not null, what Arrow takes."""
+    """Return the function that converts a value of JSON, which is not null, for Arrow."""
     if _is_list(kind):
         item = _read(kind.value_type)
         return lambda values: [None if each is None else item(each) for each in values]

@@ -123,14 +123,14 @@ class Book:
         return claim.must_take_over(self._where, self.held(job_uuid, sink), lambda: self.newest(job_uuid, sink))
 
     def claim_numbers(self, job_uuid: str, sink: str, keyed: bool, claim: Claim | None) -> Numbers:
-        """Return what a change notes of the driver and of the table. Raises as must_take_over."""
+        """Return the numbers that a change notes of the driver and of the table. Raises as must_take_over."""
         numbers: Numbers = {}
         if self.must_take_over(job_uuid, sink, keyed, claim) and claim is not None:
             numbers = owner_numbers(job_uuid, sink, claim)
         return numbers if claim is None else {**numbers, **self._table_numbers((job_uuid, sink), keyed)}
 
     def _table_numbers(self, ours: Deliverer, keyed: bool) -> Numbers:
-        """Return what a change by this sink, which may write, notes of the table."""
+        """Return the numbers that a change by this sink, which may write, notes of the table."""
         number = self._number(TABLE)
         if keyed:
             return {} if number == sink_number(ours) else {TABLE: sink_number(ours), **_sinks_text([ours])}
@@ -197,7 +197,7 @@ def namesake(where: str, sink: str) -> NotOurs:
 
 
 def delivery_numbers(book: Book, job_uuid: str, writer: Writer, tag: Tag) -> Numbers:
-    """Return what a delivery notes besides its owner."""
+    """Return the numbers that a delivery notes besides its owner."""
     newest = book.newest(job_uuid, writer.sink)
     return {
         tag_name(job_uuid, writer): tag_number(tag),
@@ -207,13 +207,13 @@ def delivery_numbers(book: Book, job_uuid: str, writer: Writer, tag: Tag) -> Num
 
 
 def rewind_numbers(job_uuid: str, sink: str, to: Tag, writers: Iterable[Writer]) -> Numbers:
-    """Return what a rewind notes besides its owner."""
+    """Return the numbers that a rewind notes besides its owner."""
     numbers = {tag_name(job_uuid, writer): tag_number(to) for writer in writers}
     return {**numbers, newest_name(job_uuid, sink): tag_number(to), job_name(sink): job_number(job_uuid)}
 
 
 def owner_numbers(job_uuid: str, sink: str, claim: Claim) -> Numbers:
-    """Return what notes that a driver has taken the target over."""
+    """Return the numbers that record that a driver has taken the target over."""
     return {
         generation_name(job_uuid, sink): claim.generation,
         **_text_numbers(owner_name(job_uuid, sink), claim.owner),

@@ -146,7 +146,8 @@ class Columns:
             self._check_partition(name, rows.column(name))
 
     def table_of(self, batches: Iterable[pa.RecordBatch]) -> tuple[int, pa.Table | None]:
-        """Read rows; return their number, and what a commit writes: with a key, the last row of each, with `_op`.
+        """Read rows; return their number, and the table that a commit writes: with a key, the last row of each, with
+        `_op`.
 
         None: there are no rows. Raises ConfigError.
         """
@@ -165,7 +166,7 @@ class Columns:
         return given.num_rows, self._cast(last.drop_columns([OP])).append_column(OP, ops)
 
     def differences(self, found: pa.Schema, partition_by: tuple[str, ...], schema: pa.Schema) -> str | None:
-        """Return how a table differs from what the stream needs; None: at most in the order of columns."""
+        """Return how a table differs from the stream's columns; None: at most in the order of columns."""
         wanted = self.stored(schema)
         texts = [f"{name} is missing" for name in wanted.names if name not in found.names]
         texts += [f"{name} is not in the stream" for name in found.names if name not in wanted.names]

@@ -1,4 +1,4 @@
-"""The commits of a table as its history shows them, and whether another program took back what a sink delivered.
+"""The commits of a table as its history shows them, and whether another program took back a sink's deliveries.
 
 Going back to an older version is a commit of its own in Delta, and another current snapshot in Iceberg. Neither changes
 the book: the tag then claims rows that no longer exist, and the job would continue without them. So the newest commit
@@ -50,13 +50,13 @@ def tag_of(entry: Entry, job_uuid: str, sink: str) -> Tag | None:
 
 
 def said(entry: Entry) -> str:
-    """Return what made a commit, for messages."""
+    """Return the program that made a commit, for messages."""
     who = "" if entry.info is None else f" by sink {entry.info.get('sink')!r} of job {entry.info.get('job')}"
     return f"{entry.operation}{who} in version {entry.version}"
 
 
 def taken_back(history: Iterable[Entry], job_uuid: str, sink: str, newest: Tag) -> str | None:
-    """Return what another program did that took back rows of a sink, as a clause; None: nothing that history shows.
+    """Return the action of another program that took back rows of a sink, as a clause; None: the history shows none.
 
     Args:
         history: The commits that are left, the newest first.

@@ -31,7 +31,7 @@ from holdfast.sinks.lakehouse.target import ATTEMPTS_MAX, Change, Version, commi
 from holdfast.sinks.protocol.undo import SAMPLE_MAX, impossible, is_undone, overtaken, refused, untouched
 
 ROWS_COMPARED_MAX = 20_000_000
-"""Rows of files that are read to count what a rewind of a table with a key changes; beyond, files are counted."""
+"""Rows of files that are read to count the changes of a rewind of a table with a key; beyond, files are counted."""
 HARMLESS = ("OPTIMIZE", "VACUUM START", "VACUUM END", "replace")
 """Operations of other programs that leave every row as it is; the last one is Iceberg's."""
 DIGEST = "_digest"
@@ -90,7 +90,7 @@ class Planned:
 
 
 def plan(where: str, table: RewindVersion, rewinding: Rewinding, key: tuple[str, ...] | None) -> Planned:
-    """Decide what a rewind does to this version of the table. Only reads.
+    """Decide how a rewind changes this version of the table. Only reads.
 
     Raises:
         Fenced: a later rewind was first, another history owns the target, or another sink the table.

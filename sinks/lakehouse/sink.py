@@ -1,7 +1,7 @@
 """A table of a lakehouse as a sink: everything but its place and its format.
 
 A public sink is a frozen dataclass that derives from `LakehouseSink`, and gives its place, the connection of its
-format's client.py, and what a table of that format must not have.
+format's client.py, and the properties that a table of that format must not have.
 
 Pure: no clock, thread or I/O of its own. Source: API.md (sinks); docs/decisions/0084-delta-sink.md,
 0099-iceberg-sink.md, 0110-lakehouse-tables-with-one-owner.md.
@@ -62,7 +62,7 @@ class SinkConnection(Protocol[V_co]):
         """Create the table; if another process was first, change nothing."""
 
     def close(self) -> None:
-        """Release what is open; the next use opens it again."""
+        """Release connections; the next use opens them again."""
 
 
 class LakehouseSink(Repairs, Ownership, Sink, Generic[V]):

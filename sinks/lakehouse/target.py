@@ -84,7 +84,7 @@ class Connection(Protocol):
         """Load the newest version."""
 
     def close(self) -> None:
-        """Release what is open; the next use opens it again."""
+        """Release connections; the next use opens them again."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class TableTarget(Target):
 
     Args:
         where: How messages name the table.
-        connection: Loads what is needed at the first use.
+        connection: Loads the table at the first use.
         read: Returns the number of rows, and the rows as a commit writes them. Raises ConfigError.
         key: The key of the sink.
         job_uuid: The job.
@@ -153,7 +153,7 @@ class TableTarget(Target):
         return Book(self._where, version.number)
 
     def _covered(self, book: Book, tag: Tag, known: Tag | None) -> AlreadyDelivered | None:
-        """Return the tag if it covers the delivery; else compare it with what the writer knows.
+        """Return the tag if it covers the delivery; else compare it with the tag that the writer knows.
 
         Raises:
             Fenced, Damaged, Unavailable: see Target.deliver.

@@ -52,7 +52,7 @@ class LogChangelog(Changelog):
         path: A folder or URL, absolute.
         partitions: Number of partitions if the log is created; at most as many as there are key groups are used.
         compacted_from: In bytes; a log with less since its last compaction is not compacted.
-        grace_s: How long a compaction waits between its commit and the deletion of what it replaced.
+        grace_s: How long a compaction waits between its commit and the deletion of the objects that it replaced.
     """
 
     path: str
@@ -80,7 +80,7 @@ class LogChangelog(Changelog):
         return LogChangelog(f"memory://{name}", self.partitions, self.compacted_from, 0.0)
 
     def compaction(self, job_uuid: str) -> TopicCompaction:
-        """Done once the rows to compact are as large as what the last compaction left."""
+        """Done once the rows to compact are as large as the result of the last compaction."""
         when = When(self.compacted_from, self.grace_s)
         return TopicCompaction(f"changelog {self.path}", lambda: open_objects(self.path), job_uuid, when)
 

@@ -38,7 +38,7 @@ class When:
     Args:
         bytes_min: A log is compacted once it has grown by this much, and has doubled, since its last compaction.
         segments_max: A log with this many new segments is compacted in any case.
-        grace_s: How long a compaction waits between its commit and the deletion of what it replaced.
+        grace_s: How long a compaction waits between its commit and the deletion of the objects that it replaced.
     """
 
     bytes_min: int

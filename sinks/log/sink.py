@@ -1,9 +1,9 @@
 """The embedded log as a target: the rows of an epoch and the writer's tag in one commit.
 
-A commit of a log names the new rows of all partitions and the tag of the writer they come from, and is
-made by conditional create. So an epoch appears in every partition at once or not at all, and only if the
-tag grows on (timeline, epoch); a late writer finds the newer tag in the newest commit. One writer commits
-the rows of all; what others uploaded it only names (sinks/log/uploads.py).
+A commit of a log names the new rows of all partitions and the tag of the writer they come from, and is made by
+conditional create. So an epoch appears in every partition at once or not at all, and only if the tag grows on
+(timeline, epoch); a late writer finds the newer tag in the newest commit. One writer commits the rows of all; it only
+names the uploads of others (sinks/log/uploads.py).
 
 If the log has a key, a row goes to the partition of its key. Otherwise the batches of a delivery go round the
 partitions, beginning with (subtask + epoch): one epoch of few rows costs one segment, and a repeated
@@ -14,12 +14,12 @@ Invariants
       its own, and is refused before it starts if the log holds those of the old one under its sink's name.
     - Nothing is appended while an earlier append is in doubt; reading the tag settles it first.
     - A log that was deleted and recreated under an open target is noticed before anything is written; one that was
-      restored from a backup is read again, and its tag is compared with what was delivered.
+      restored from a backup is read again, and its tag is compared with the delivered epochs.
     - A commit of a delivery or a repair names the driver on whose behalf it was made (owners.py).
 
 An upsert stream needs a changelog (storage/log/changelog.py): its rows become records that put and delete, each key
-once per delivery. Every row and record is kept, so there are no before-images: a rewind makes the offsets of what it
-takes back void (storage/log/voids.py). `hf.Log` (runtime/sources/log.py) is what users write; it hands over to
+once per delivery. Every row and record is kept, so there are no before-images: a rewind makes the offsets of the rows
+that it takes back void (storage/log/voids.py). Users write `hf.Log` (runtime/sources/log.py), which hands over to
 `LogSink`.
 
 Source: PROTOCOL P1, P4, P17, P21; storage/log/log.py; docs/decisions/0052-changelogs-in-logs.md,

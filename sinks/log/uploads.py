@@ -94,7 +94,7 @@ class Place:
         return f"{_folder(self.job_uuid, self.sink, self.timeline)}/{epoch:012d}"
 
     def stored(self, store: ObjectStore, first: int, last: int) -> set[str]:
-        """Return what is stored of these epochs."""
+        """Return the stored objects of these epochs."""
         if not isinstance(store, OrderedStore) and last - first < LISTED_MAX:
             return {path for epoch in range(first, last + 1) for path in store.list(self.epoch(epoch))}
         listed = list_behind(store, _folder(self.job_uuid, self.sink, self.timeline), f"{self.epoch(first)}/")

@@ -162,13 +162,13 @@ class MemorySink(Repairs, Ownership, Sink):
         return name
 
     def sweep(self, job_uuid: str, sink: str, timeline: int, after: int, before: int) -> None:
-        """Drop what `swept` lists."""
+        """Drop the uploads that `swept` lists."""
         with self._lock:
             for name in self.swept(job_uuid, sink, timeline, after, before):
                 del self._uploaded[name]
 
     def swept(self, job_uuid: str, sink: str, timeline: int, after: int, before: int) -> list[str]:
-        """Return what `sweep` deletes."""
+        """Return the uploads that `sweep` deletes."""
         within = f"{job_uuid}/{sink}/{timeline}/"
         first, end = f"{within}{after + 1:012d}/", f"{within}{before:012d}/"
         return [name for name in self._uploaded if first <= name < end]
@@ -189,7 +189,7 @@ class MemorySink(Repairs, Ownership, Sink):
             return [dict(row) for row in (self._added if self._key is None else self._kept).values()]
 
     def before_images(self) -> list[BeforeImage]:
-        """Return what deliveries replaced, in order."""
+        """Return the rows that deliveries replaced, in order."""
         with self._lock:
             return list(self._before)
 
@@ -310,7 +310,7 @@ class MemorySink(Repairs, Ownership, Sink):
         return [writer for writer in writers if writer not in self._tags or self._tags[writer] < rewinding.to]
 
     def _planned(self, rewinding: Rewinding) -> tuple[Repair, dict[Any, Row], list[BeforeImage]]:
-        """Return the verdict, and what rows and images are after it."""
+        """Return the verdict, and the rows and images after the repair."""
         rows: dict[Any, Row] = dict(self._added if self._key is None else self._kept)
         if not self._moving(rewinding):
             return untouched("truncate" if self._key is None else "overwrite", rewinding), rows, self._before

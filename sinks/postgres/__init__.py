@@ -1,4 +1,4 @@
 """Postgres as a target: its dialect, its server, the meaning of its errors, and the public sink.
 
-Everything that imports psycopg is here, and only what no other database shares; the rest is in sinks/sql.
+Everything that imports psycopg is here, and no code that another database could share, which is in sinks/sql.
 """

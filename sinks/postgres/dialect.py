@@ -244,7 +244,7 @@ class PostgresDialect(Dialect):
         return db.execute(on_conflict(self, put), put.values).rowcount
 
     def check_place(self, where: str) -> None:
-        """Only the server knows what it has."""
+        """Only the server knows its contents."""
 
     def identity(self) -> str:
         """A server that is replaced ends its connections."""

@@ -38,7 +38,7 @@ from holdfast.sinks.contract.phrases import (
 
 
 def meaning_of(where: str, error: psycopg.Error) -> HoldfastError | None:
-    """Return what the error means for a delivery, None if it is a bug here."""
+    """Return the error's meaning for a delivery, None if it is a bug here."""
     said = said_by(error)
     if error.sqlstate is None:
         known = next((kind for kind in type(error).__mro__ if kind in _WITHOUT_CODE), None)

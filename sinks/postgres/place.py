@@ -1,4 +1,4 @@
-"""Where a Postgres table is: the connection string, which never holds a password, and what messages call the server.
+"""Where a Postgres table is: the connection string, which never holds a password, and the server's name in messages.
 
 A connection string travels to the workers, appears in plans and messages, and is recorded with the shape of a job. So a
 password in it is refused; one comes from an `hf.secret`, or libpq takes it from PGPASSWORD, a password file or a
@@ -32,7 +32,7 @@ DEFAULTS = {
 }
 """Parameters that a string leaves out. A server that vanished without a word is noticed after half a minute."""
 DEFAULT = "(default)"
-"""Stands for what the string leaves to libpq and the environment of a process."""
+"""Marks a value that the string leaves to libpq and the environment of a process."""
 FORCED = {"client_encoding": "UTF8"}
 LOCK_TIMEOUT_MS = 10_000
 """How long a statement waits for another transaction's lock before it gives way."""
@@ -41,7 +41,7 @@ DURABLE = (
     "CASE WHEN current_setting('synchronous_commit') IN ('off', 'local') THEN 'on' "
     "ELSE current_setting('synchronous_commit') END, false)"
 )
-"""Selected in a session, it bounds waits, and what is confirmed has reached the server's disk."""
+"""Selected in a session, it bounds waits, and makes sure that confirmed rows have reached the server's disk."""
 
 
 def parsed(dsn: str) -> Mapping[str, str]:

@@ -52,7 +52,7 @@ class Grant:
 
 
 def lacking(db: Connection, schema: str, table: str, needed: Sequence[str], own: Sequence[str]) -> list[Grant]:
-    """Return what the user may not do: with the table, with Holdfast's tables beside it, and in the database.
+    """Return the privileges that the user lacks: on the table, on Holdfast's tables beside it, and on the database.
 
     Args:
         needed: Privileges on the table that deliveries need.

@@ -1,7 +1,7 @@
 """`hf.Collect`: rows for the program that runs the job, as a Polars frame.
 
 The rows are in a SQLite file in the job's own folder, delivered exactly once like those of `hf.SQLite`: a run that
-resumes adds to what earlier runs delivered, and a rewind takes rows back. The place is known when a run starts, so the
+resumes adds to the rows of earlier runs, and a rewind takes rows back. The place is known when a run starts, so the
 plan of a run holds a copy that is bound to its file.
 
 Source: sinks/sqlite/sink.py.
@@ -74,7 +74,7 @@ class Collect(SQLite):
         return sink
 
     def follow(self, bound: Collect) -> None:
-        """Read from now on what a run delivers to this bound copy."""
+        """Read from now on the rows that a run delivers to this bound copy."""
         self._place(bound.path, bound.key, bound._columns)
 
     def frame(self) -> pl.DataFrame:

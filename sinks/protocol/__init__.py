@@ -1,4 +1,4 @@
-"""How committed output reaches a target: staging, delivery, and the repair of what was delivered.
+"""How committed output reaches a target: staging, delivery, and the repair of delivered rows.
 
 Pure; no target of its own.
 """

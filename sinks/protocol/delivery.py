@@ -192,7 +192,7 @@ def start(writer: Writer) -> tuple[Delivery, list[Effect]]:
 
 
 def step(state: Delivery, event: Event) -> tuple[Delivery, list[Effect]]:
-    """Take one event; return the next state and what the loop must do, in order."""
+    """Take one event; return the next state and the effects for the loop, in order."""
     if isinstance(state, Stopped):
         assert isinstance(event, Queue), "nothing is under way after delivery stopped"
         return state, []

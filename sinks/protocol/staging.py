@@ -38,7 +38,7 @@ from holdfast.storage.rowhash import digest_of
 FORMAT_KEY = b"holdfast.staged"
 FORMAT_VERSION = b"1"
 BATCH_ROWS = 65_536
-"""Rows per Arrow batch inside a part: what a delivery holds in memory at a time."""
+"""Rows per Arrow batch inside a part; a delivery holds one batch in memory at a time."""
 FEW_ROWS = 128
 """A query costs as much as looking at some hundred rows one by one; small parts are looked at so."""
 COMPRESSED_FROM_BYTES = 1 << 10
@@ -152,7 +152,7 @@ class Stage:
         self.buffered_bytes += batch.nbytes
 
     def seal(self, hashed: bool = False) -> Part | None:
-        """Return what was added since the last seal, or None if nothing was; then start a new part.
+        """Return the rows added since the last seal, or None if there are none; then start a new part.
 
         Args:
             hashed: The digest has more than the number of rows.
@@ -175,7 +175,8 @@ def _as(schema: pa.Schema, batch: pa.RecordBatch) -> pa.Table:
 
 
 def audited(rows: pa.Table, key: tuple[str, ...] | None) -> RowDigest:
-    """Return what output is known by: of a delete only the key counts, as the target keeps nothing else of it."""
+    """Return the digest that identifies output: only the key of a delete counts, as the target keeps nothing else of
+    it."""
     if key is None or OP not in rows.schema.names:
         return digest_of(rows)
     return digest_of(rows, rows.column(OP).to_numpy() == DELETE, (*key, OP))

@@ -1,13 +1,13 @@
-"""Decides what remains of a row when some of its changes are taken back: the core of every repair from before-images.
+"""Decides the value of a row after some of its changes are taken back: the core of every repair from before-images.
 
 A rewind takes back the changes of the epochs after its base. Mostly these are the row's last ones: then it gets back
-what stood before the first of them. If a writer that was behind changed the row later, with an older epoch, that change
+its value before the first of them. If a writer that was behind changed the row later, with an older epoch, that change
 stays. Its before-image is then rewritten without the changes that were taken back; else a second rewind would restore
 them.
 
 Invariants
     - The row ends as if only the changes that stay had been made, in the order in which they came.
-    - The images that stay lead back, one after the other, to what was there before all of them.
+    - The images that stay lead back, one after the other, to the row before all of them.
 
 Pure: no clock, thread or I/O. PROTOCOL P21.
 """
@@ -75,7 +75,7 @@ def take_back(changes: Iterable[Change[Place, Before]]) -> TakenBack[Place, Befo
 
 
 def is_undone(tag: Tag, rewinding: Rewinding) -> bool:
-    """Return whether the rewind takes back what was delivered under this tag."""
+    """Return whether the rewind takes back the delivery with this tag."""
     return tag.timeline < rewinding.to.timeline and tag.epoch > rewinding.to.epoch
 
 
@@ -92,7 +92,7 @@ def impossible(reason: str, *, takes_more: bool = True) -> Repair:
 
 
 def refused(where: str, reason: str) -> ConfigError:
-    """Return what to raise instead of repairing a target that cannot be taken back."""
+    """Return the error to raise instead of repairing a target that cannot be taken back."""
     return ConfigError(
         f"{where}: the rewind cannot undo its output: {reason}",
         not_done="nothing in the target was changed, and no writer's tag moved",
@@ -101,7 +101,7 @@ def refused(where: str, reason: str) -> ConfigError:
 
 
 def overtaken(where: str, standing: Tag, rewinding: Rewinding) -> Fenced:
-    """Return what to raise where a later rewind was first."""
+    """Return the error to raise if a later rewind was first."""
     return Fenced(
         f"{where}: stands on timeline {standing.timeline} already; this rewind begins timeline {rewinding.to.timeline}",
         not_done="nothing in the target was changed",

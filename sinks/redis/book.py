@@ -158,7 +158,7 @@ def columns_value(schema: pa.Schema, key: tuple[str, ...]) -> bytes:
 
 
 def _parts_of(field: bytes) -> object:
-    """Return what a field is made of; None if another program wrote it."""
+    """Return the parts of a field's name; None if another program wrote it."""
     try:
         return json.loads(field)
     except ValueError:

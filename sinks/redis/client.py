@@ -1,4 +1,5 @@
-"""The connection of a Redis target: redis-py with its own retries off, since only the tag decides what is sent again.
+"""The connection of a Redis target: redis-py with its own retries off, since only the tag decides which rows are sent
+again.
 
 Source: redis-py.readthedocs.io; redis.io/docs; docs/decisions/0081-redis-sink.md.
 """
@@ -61,7 +62,7 @@ class RedisConnection(Connection):
             client.execute_command("HSETNX", self._place.book, COLUMNS, columns)
 
     def check_rights(self) -> None:
-        """Run what a delivery runs, with nothing to deliver: a missing right is then found before a commit."""
+        """Run the commands of a delivery without rows: this reveals a missing right before a commit."""
         unused = f"{self._place.prefix}holdfast:{uuid4()}"
         with self._raising() as client:
             client.execute_command("HGETALL", self._place.book)

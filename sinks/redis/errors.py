@@ -31,7 +31,7 @@ _SCRIPT = re.compile(
 
 
 def meaning_of(where: str, error: exceptions.RedisError) -> HoldfastError:
-    """Return what the error means for a delivery."""
+    """Return the error's meaning for a delivery."""
     said = _SCRIPT.sub("", " ".join(str(error).split())).rstrip(".")
     for kinds, words, meaning in _MEANINGS:
         if isinstance(error, kinds) or (words is not None and re.search(words, said)):

@@ -60,7 +60,7 @@ flush()
 redis.call('HSET', KEYS[1], unpack(values))
 return 1
 """
-"""Rows go in groups: Redis keeps a list of what a script has done, which older versions extend one by one. Returns 1 if
+"""Rows go in groups: Redis keeps a list of a script's changes, which older versions extend one by one. Returns 1 if
 it changed the target, 0 if a value was not the one that was read."""
 RIGHTS = """\
 local fields = redis.call('HLEN', KEYS[1])
@@ -76,8 +76,8 @@ elseif fields == 0 then
 end
 return 1
 """
-"""Runs every command of a delivery, on the hash and on a key that no row has, and leaves both as they were: what may be
-refused comes before what it would leave behind."""
+"""Runs every command of a delivery, on the hash and on a key that no row has, and leaves both as they were: commands
+that may be refused come before those that would leave traces."""
 
 
 @dataclass(frozen=True)

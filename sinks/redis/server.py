@@ -65,7 +65,7 @@ class Server:
             )
 
     def _evicts(self, where: str) -> str | None:
-        """Return what the server deletes when its memory is full; None if it deletes nothing of this sink."""
+        """Return the keys that the server deletes when its memory is full; None if it deletes none of this sink."""
         policy = str(self.facts.get("maxmemory_policy", "noeviction"))
         if not self.facts.get("maxmemory") or not policy.startswith("allkeys"):
             return None
@@ -75,7 +75,7 @@ class Server:
         )
 
     def warnings(self, where: str) -> Iterator[str]:
-        """Yield what lets the server lose rows that it has confirmed."""
+        """Yield settings that let the server lose rows that it has confirmed."""
         lost = "Then a delivery finds its tag gone back, and the job ends (damaged)"
         if not self.facts:
             yield f"{where}: this user may not ask for INFO, so persistence and eviction are not checked"

@@ -1,8 +1,8 @@
 """A Redis database as a target: rows, tag and owner in one script.
 
 A target reads the book, compares tag and owner, and reads the rows of the delivery. Then one request carries them
-together with the values that were read. The script compares those with what the book holds now, and changes everything
-or nothing. If another process was faster, the book is read and compared again.
+together with the values that were read. The script compares those with the present book, and changes everything or
+nothing. If another process was faster, the book is read and compared again.
 
 A request whose reply was lost may run late, even after the next attempt. Then the tag that it names is no longer there,
 and it changes nothing.
@@ -66,7 +66,7 @@ class RedisTarget(Merges, Target):
 
     Args:
         where: How messages name the target.
-        connection: Opens what is needed at the first use.
+        connection: Opens the connection at the first use.
         pairs: Returns rows as keys and values. Raises ConfigError.
         job_uuid: The job.
         writer: Whose output this is.
@@ -128,7 +128,7 @@ class RedisTarget(Merges, Target):
         self._connection.close()
 
     def _covered(self, book: Book, first: Tag, known: Tag | None) -> AlreadyDelivered | None:
-        """Return the tag if it covers the delivery; else compare it with what the writer knows.
+        """Return the tag if it covers the delivery; else compare it with the tag that the writer knows.
 
         Raises:
             Fenced, Damaged, Unavailable: see Target.deliver.
@@ -151,7 +151,7 @@ class RedisTarget(Merges, Target):
         return self._claim.must_take_over(self._where, book.held(job, sink), lambda: book.newest(job, sink))
 
     def _change(self, book: Book, last: Tag, chunks: Sequence[bytes]) -> Change:
-        """Return what moves the tag from where the book has it, and takes the target over if necessary."""
+        """Return the change that moves the tag from its place in the book, and takes the target over if necessary."""
         tag, owner = tag_field(self._job, self._writer), owner_field(self._job, self._writer.sink)
         read, sets = {tag: book.raw(tag)}, {tag: tag_value(last)}
         if self._claim is None:

@@ -11,8 +11,8 @@ renumbering of rows between two pieces changes more than that, so the audit then
 number of keys reported.
 
 Invariants
-    - Where a read keeps deliveries out, no transaction reads more than one piece, or what was delivered while the
-      others were read; the rows of a table with a key are counted in one.
+    - Where a read keeps deliveries out, no transaction reads more than one piece, or the deliveries since the others
+      were read; the rows of a table with a key are counted in one.
     - Rows that another sink is known to have added to the table are not held against this one's.
     - Nothing is written; only the digest of the rows that lie there confirms the numbers of a before-image.
 
@@ -66,7 +66,7 @@ Between = Callable[[], None]
 
 
 def _nothing() -> None:
-    """Take the place of what happens between two pieces."""
+    """Do nothing between two pieces."""
 
 
 def contents(
@@ -110,7 +110,7 @@ def _contents(sink: SqlTable, query: AuditQuery, between: Between, at_a_time: in
 
 
 class _Image(NamedTuple):
-    """A before-image: what a delivery found under a key, or which rows it added."""
+    """A before-image: the row that a delivery found under a key, or the rows that it added."""
 
     delivery: Delivery
     key: str
@@ -152,7 +152,7 @@ class _Reading:
         self._wrong: dict[Delivery, str] = {}
 
     def age(self) -> tuple[object, int | None]:
-        """Return what changes when rows or their numbers change otherwise than by a delivery."""
+        """Return a value that changes if rows or their numbers change other than by a delivery."""
         numbering, given = self._s.dialect.numbering(self._s.db), self._s.given()
         timeline = f"SELECT max(timeline) FROM {self._s.own(tags.PROGRESS)} WHERE {tags.of_sink(given, *self._ours)}"
         return numbering, self._s.execute(timeline, given).fetchone()[0]
@@ -262,7 +262,7 @@ class _Reading:
         return found
 
     def added(self) -> TargetContents:
-        """Read the ranges of row numbers that deliveries left, and what lies outside them."""
+        """Read the ranges of row numbers that deliveries left, and the rows outside them."""
         s = self._s
         with self._piece():
             number = s.dialect.row_number(s.db, self._sink.table)

@@ -120,7 +120,7 @@ def refuse_namesake(s: Session, table: SqlTable, ours: _Sink) -> None:
 
 
 def _rows(s: Session, table: SqlTable, ours: _Sink, hold: bool = False) -> dict[str, _Sink]:
-    """Return what is noted of the table that concerns the sink: share -> sink."""
+    """Return the notes on the table that concern the sink: share -> sink."""
     if not s.has(tags.TABLE):
         return {}
     given = s.given()

@@ -1,7 +1,7 @@
 """The contract of a dialect: everything in which SQL databases differ, and nothing else.
 
 sinks/sql is written once, against `Dialect` and `Connection`. A database is added by one class that has these members,
-and by one public sink that names its place (sinks/sql/sink.py); docs/decisions/0034 lists what Postgres would give.
+and by one public sink that names its place (sinks/sql/sink.py); docs/design/0034 lists the members for Postgres.
 
 A dialect is configuration, bound to one place: a file, or a schema of a server. It is picklable and holds no
 connection. Rows travel as canonical values (values.py); the dialect alone knows how its tables store them.
@@ -211,7 +211,7 @@ class Dialect(Protocol):
     # -- catalogue
 
     def kind_of(self, db: Connection, name: str) -> str | None:
-        """Return what a name is: "table", or another word such as "view"; None if nothing is called so."""
+        """Return the kind of a name: "table", or another word such as "view"; None if nothing has this name."""
 
     def columns(self, db: Connection, table: str) -> list[Column]:
         """Return the columns of a table, in order, without `row_order`; none if there is no such table."""
@@ -224,7 +224,7 @@ class Dialect(Protocol):
         """
 
     def check_rights(self, db: Connection, where: str, table: str, own: Sequence[str], keyed: bool) -> None:
-        """Refuse a user who may not do what deliveries to an existing table need.
+        """Refuse a user without the privileges that deliveries to an existing table need.
 
         Args:
             own: Tables of Holdfast that they write too.
@@ -247,7 +247,7 @@ class Dialect(Protocol):
         """Return the name of the number that identifies each row of a user's table; None if it has none."""
 
     def numbering(self, db: Connection) -> object:
-        """Return what differs after row numbers changed otherwise than by a delivery or a rewind."""
+        """Return a value that differs after row numbers changed other than by a delivery or a rewind."""
 
     @property
     def renumbered_by(self) -> str:
@@ -277,7 +277,7 @@ class Dialect(Protocol):
         """Refuse, before the first connection, a place that can hold no target. Raises ConfigError."""
 
     def identity(self) -> Hashable:
-        """Return what distinguishes the place from another one under the same name. Raises Missing."""
+        """Return a value that distinguishes the place from another one under the same name. Raises Missing."""
 
     def connect(self, purpose: Purpose) -> Connection:
         """Open a connection; only for "create" it creates the place."""
@@ -309,7 +309,7 @@ class Dialect(Protocol):
         """Errors that the driver raises."""
 
     def meaning_of(self, where: str, error: Exception) -> HoldfastError | None:
-        """Return what one of `errors` means for a delivery: who acts. None if it is a bug here.
+        """Return the meaning of one of `errors` for a delivery: who acts. None if it is a bug here.
 
         Unavailable: busy, interrupted, a conflict of transactions, a lost connection: the outcome is unknown.
         NotAdmitted: the user may not log in, or lacks a permission; an administrator may change that at any time.

@@ -139,7 +139,8 @@ class ImmediateSqlTarget(ImmediateTarget):
         return s.dialect.upsert(s.db, put) == 1
 
     def _moved(self, s: Session, origin: Origin, offset: int) -> bool:
-        """Move the fence's row to an offset, if it is still this owner's, and holds what this owner wrote."""
+        """Move the fence's row to an offset, if it is still this owner's, and holds the values that this owner
+        wrote."""
         given, column = s.given(), s.quoted("offset")
         moved = s.execute(
             f"UPDATE {s.own(tags.FENCE)} SET {column} = CASE WHEN {column} > {given(offset)} THEN {column} "
@@ -204,7 +205,7 @@ class ImmediateSqlTarget(ImmediateTarget):
             raise elsewhere(self._where, origin, *found)
 
     def _apply(self, s: Session, origin: Origin, tag: str) -> int:
-        """Apply what is newer; return how many keys are deleted."""
+        """Apply newer rows; return how many keys are deleted."""
         row_tags, loaded = self._row_tags(s, origin), self._connection.incoming().name
         row_tags.leave_out(tag, after_all(self._prefix(origin)))
         row_tags.bury(tag)

@@ -32,7 +32,7 @@ def note_tables(s: Session) -> None:
 
 
 def upgrade(s: Session) -> None:
-    """Do what `note_tables` does, in a place that was not prepared since; in a transaction of its own."""
+    """Run `note_tables` in a place that was not prepared since; in a separate transaction."""
     if s.has(tags.UNDO) and not are_noted(s):
         s.dialect.begin_schema(s.db)
         note_tables(s)

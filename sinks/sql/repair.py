@@ -52,13 +52,13 @@ from holdfast.sinks.sql.table import SqlTable, Stored, stored
 from holdfast.sinks.sql.values import Value, from_json
 
 RESTORED = "holdfast_restored"
-"""The temporary table of what a repair gives back: key and other columns of each row, `GONE`, `LAST_TAG` and
+"""The temporary table of the rows that a repair restores: key and other columns of each, `GONE`, `LAST_TAG` and
 `LAST_WRITER`."""
 _BEFORE_ALL = Tag(Timeline(-1), Epoch(0))
 
 
 def create_horizon(s: Session) -> None:
-    """Create the table of horizons if it is missing; what an earlier version delivered lies beyond them."""
+    """Create the table of horizons if it is missing; deliveries of an earlier version lie beyond them."""
     if not s.has(tags.HORIZON):
         s.execute(tags.create_horizon(s.dialect))
         tags.adopt_horizon(s)
@@ -129,7 +129,7 @@ class _Undoing:
         return sorted({*standing, *self.rewinding.writers}, key=lambda writer: writer.subtask)
 
     def gathered(self) -> tuple[Repair, Callable[[], None]]:
-        """Return what is to be done, and what does it."""
+        """Return the repair, and the function that carries it out."""
         s = self.s
         if not s.has(tags.HORIZON):
             reason = "an earlier version wrote it, and did not note which before-images it dropped; run the job once"
@@ -265,7 +265,7 @@ class _Undoing:
 
 @contextmanager
 def _opened(sink: SqlTable, rewinding: Rewinding, schema: pa.Schema) -> Iterator[_Undoing]:
-    """Lend a connection to a place that has our tables and the user's; what is not committed is undone."""
+    """Lend a connection to a place that has our tables and the user's; uncommitted changes are rolled back."""
     dialect = sink.dialect
     try:
         dialect.identity()

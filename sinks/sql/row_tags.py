@@ -6,7 +6,7 @@ the key's. So each key protects itself: a late or repeated change, from any writ
 neither takes a key back nor revives a deleted row.
 
 The tag is text: job UUID, timeline and epoch, the numbers with leading zeros, so that the tags of one job sort as
-text. Tags of two jobs do not compare: what another job left is replaced. Otherwise a job that was deleted and
+text. Tags of two jobs do not compare: tags of another job are replaced. Otherwise a job that was deleted and
 recreated would write nothing until it reached the old job's epochs.
 
 Invariants
@@ -53,7 +53,7 @@ def row_tag(job_uuid: str, tag: Tag) -> str:
 
 
 def last_tag(job_uuid: str) -> str:
-    """Return what no tag of the job is above."""
+    """Return a text that no tag of the job is above."""
     return f"{job_uuid}/{'9' * _TIMELINE_DIGITS}/{'9' * _EPOCH_DIGITS}"
 
 
@@ -75,7 +75,7 @@ class RowTags:
         self._job, self._writer = job_uuid, writer
 
     def leave_out_older(self, tag: Tag) -> None:
-        """Delete from the delivery what is not newer than its key; equal is not newer."""
+        """Delete rows from the delivery that are not newer than their key; equal is not newer."""
         self.leave_out(row_tag(self._job, tag), last_tag(self._job))
 
     def leave_out(self, first: str, last: str) -> None:
@@ -126,7 +126,7 @@ def bury_repaired(s: Session, table: Stored, name: str, restored: str, standing:
     """Leave a tombstone with the rewind's tag for every row that it deletes; drop those of restored rows.
 
     Args:
-        restored: The temporary table with what a repair gives back: key and values of each row, `GONE`, `LAST_TAG`
+        restored: The temporary table with the rows that a repair restores: key and values of each, `GONE`, `LAST_TAG`
             and `LAST_WRITER`.
         standing: The rewind's tag, as a row carries it.
     """

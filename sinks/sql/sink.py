@@ -83,7 +83,7 @@ class TableSink(Repairs, Audits, Ownership, Sink):
         self._set_up(schema, upsert_key, keep=True)
 
     def probe(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> str:
-        """It does what `prepare` does, and rolls it back."""
+        """It runs `prepare`, and rolls it back."""
         self.check(schema, upsert_key)
         try:
             self.dialect.identity()
@@ -94,7 +94,7 @@ class TableSink(Repairs, Audits, Ownership, Sink):
         return "the table exists and fits the stream" if existed else "the first start creates the table"
 
     def _set_up(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None, keep: bool) -> bool:
-        """Create what is missing and check what exists, or only try to; return whether the table existed."""
+        """Create missing tables and check existing ones, or only try to; return whether the table existed."""
         self.check(schema, upsert_key)
         dialect = self.dialect
         dialect.check_place(self.where)
@@ -137,7 +137,7 @@ class TableSink(Repairs, Audits, Ownership, Sink):
         return ImmediateTable(self) if self.tags_rows else None
 
     def check_owner(self, job_uuid: str | None, name: str) -> None:
-        """Refuse also what this sink of this job has written immediately until now."""
+        """Refuse also a table that this sink of this job has written immediately until now."""
         if self.tags_rows:
             immediate.refuse_fenced(self, job_uuid, name)
         with translated(self.dialect, self.where), closing(self.dialect.connect("read")) as db:

@@ -1,4 +1,4 @@
-"""The user's table: what a sink needs of it, creating it, and whether an existing one fits the stream.
+"""The user's table: a sink's requirements, creating it, and whether an existing one fits the stream.
 
 An existing table must have exactly the stream's columns, each stored as the dialect would store it, and the sink's key
 as its primary key. Rows that it can never take are refused here, before the job starts: after the commit of an epoch, a

@@ -1,8 +1,8 @@
 """Tables of Holdfast in a SQL target: tags that make a delivery happen once, and before-images that undo it.
 
 `holdfast_progress` has one row per writer: the tag of the last epoch whose output is in the target. `holdfast_undo` has
-one row per row that a delivery replaced, deleted or added, with its table and what was there before, so that a rewind
-can put it back. `holdfast_horizon` has the tag of the newest delivery of a writer whose before-images were dropped.
+one row per row that a delivery replaced, deleted or added, with its table and its earlier values, so that a rewind can
+restore them. `holdfast_horizon` has the tag of the newest delivery of a writer whose before-images were dropped.
 `holdfast_owner` has one row per sink: the driver that last took the target over (see owners.py). `holdfast_table`
 records which sinks write to a table (see claims.py).
 
@@ -10,7 +10,7 @@ Advancing the tag is the first statement of the delivery transaction. It takes t
 only if (timeline, epoch) grows; otherwise the transaction is rolled back and the tag is read again. Where one
 transaction delivers several epochs, the tag moves to the last of them, and only from below the first. That needs no
 generation: a zombie that holds an epoch already delivered changes nothing, and one that holds the next epoch delivers
-exactly what its successor would have.
+    exactly the rows that its successor would have.
 
 Invariants
     - Statements hold values as parameters only; no text of a user's is ever pasted in.
@@ -211,7 +211,7 @@ def forget(s: Session, row: TagRow) -> None:
 
 
 def _forward(s: Session, table: str, source: str, given: Given, below: str = "") -> bool:
-    """Move a tag to what the source returns, if it is below that, or below a row of marks."""
+    """Move a tag to the value that the source returns, if it is below that, or below a row of marks."""
     only_if = f"(t.timeline, t.epoch) < {below or '(excluded.timeline, excluded.epoch)'}"
     return s.dialect.upsert(s.db, Upsert(s.own(table), _TAG, _WRITER, source, given.values, only_if=only_if)) == 1
 

@@ -8,7 +8,7 @@ transaction.
 A table without a key gets before-images too: which rows a delivery added, by their numbers (added.py). repair.py takes
 deliveries back.
 
-With delivery="idempotent" every row carries its tag as well, and each key takes only what is newer (row_tags.py).
+With delivery="idempotent" every row carries its tag as well, and each key takes only newer rows (row_tags.py).
 Everything else is the same: one transaction, after the commit of the epoch.
 
 Invariants

@@ -8,10 +8,10 @@ whatever its type is called.
 Several workers write to one file, so each waits briefly for the lock, in a queue (queue.py), and then reports
 Unavailable. A transaction that writes holds the whole file, so whatever it has read stays as it is.
 
-SQLite reports hundreds of error codes; a delivery distinguishes three meanings. The file is busy, the disk full
-or a read failed: the outcome counts as unknown, and a retry may work. The bytes are broken: the user has to restore an
-older file. Every other error in our statements means that the table is not what the job was planned for, or never
-takes such a row.
+SQLite reports hundreds of error codes; a delivery distinguishes three meanings. The file is busy, the disk full or a
+read failed: the outcome counts as unknown, and a retry may work. The bytes are broken: the user has to restore an older
+file. Every other error in our statements means that the table differs from the one that the job was planned for, or
+never takes such a row.
 
 Source: sqlite.org/rescode.html; sqlite.org/datatype3.html; sqlite.org/rowidtable.html.
 """
@@ -264,7 +264,7 @@ def affinity(declared: str) -> str:
 
 
 def meaning_of(where: str, error: Exception) -> HoldfastError | None:
-    """Return what the error means for a delivery, None if it is a bug here."""
+    """Return the error's meaning for a delivery, None if it is a bug here."""
     extended = getattr(error, "sqlite_errorcode", None)
     code = None if extended is None else extended & 0xFF
     if code == sqlite3.SQLITE_FULL:

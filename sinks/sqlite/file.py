@@ -6,7 +6,7 @@ brings its own.
 
 Invariants
     - Only mode "rwc" creates the file, for its user alone.
-    - `synchronous=EXTRA`: what was confirmed survives a power failure. FULL does not sync the folder after the journal
+    - `synchronous=EXTRA`: confirmed rows survive a power failure. FULL does not sync the folder after the journal
       is deleted; a journal that comes back would roll the delivery back.
 
 Source: PROTOCOL P24; sqlite.org/wal.html, "The WAL-Reset Bug".

@@ -1,4 +1,4 @@
-"""The rows below user keys: what lists and maps have in common.
+"""The rows below user keys: the common part of lists and maps.
 
 A row is a key of the table: the user key, and a suffix that orders the rows of a user key. Values are read and written
 by slot through the table's columns, whatever these are; slots are valid until the table drops absent keys.

@@ -1,4 +1,4 @@
-"""A hash of the sources of all kernels: what was compiled from others, or laid out by others, is not used.
+"""A hash of the sources of all kernels: kernels and images that other sources made are not used.
 
 I/O: the modules' own files.
 """

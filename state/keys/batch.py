@@ -285,7 +285,7 @@ class Keys:
     def order_in_parts(
         self, key_groups: NDArray[np.uint16], rows_max: int
     ) -> Iterator[tuple[NDArray[np.uint16], NDArray[np.int64]]]:
-        """Yield what order() returns, at most `rows_max` indices at a time, and their key groups before them."""
+        """Yield the result of order(), at most `rows_max` indices at a time, and their key groups before them."""
         if not self.type.fixed:
             table = pa.table({"group": key_groups, "key": self.canonical()})
             indices = pc.sort_indices(table, sort_keys=[("group", "ascending"), ("key", "ascending")])

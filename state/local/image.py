@@ -186,7 +186,7 @@ class Image:
         return MappedFiles(self.path, self.limits[0])
 
     def private(self) -> PrivateFiles:
-        """Return the memory of tables that map it: what is written there is in no file of the image."""
+        """Return the memory of tables that map it: writes there reach no file of the image."""
         return PrivateFiles(self.path, *self.limits)
 
     def copy(self, other: Image) -> None:
@@ -200,7 +200,7 @@ class Image:
         """Give a store, whose tables have this memory, the tables of the image, all read and verified.
 
         Raises:
-            LocalDamaged: they are not what was written.
+            LocalDamaged: they differ from what was written.
         """
         self.verify()
         self.load(store, _Reader(self.path, memory))
@@ -218,7 +218,7 @@ class Image:
                     raise _damaged(self.path)
 
     def finish(self, store: StateStore, memory: MappedFiles, wanted: Wanted, *, hashed: bool = False) -> None:
-        """Write what the image is now; files that it no longer needs are removed.
+        """Write the head of the image; files that it no longer needs are removed.
 
         Args:
             hashed: Note hashes of its arrays, by which a later process verifies them.
@@ -269,7 +269,7 @@ class Image:
         store.adopt(stored, rooms, self.head.cut.epoch)
 
     def share(self) -> bool:
-        """Let others map it too; return whether it is still what it was."""
+        """Let others map it too; return whether it is still unchanged."""
         if self.alone:
             if not _locked(self._lock, fcntl.LOCK_SH):
                 return False

@@ -34,7 +34,7 @@ class MemoryKeyValue:
         self._sorted = None
 
     def erase(self, ranges: list[tuple[bytes, bytes]]) -> None:
-        """Remove ranges as one batch. The earlier writes determine what they hold, so replaying a prefix is exact."""
+        """Remove ranges as one batch. The earlier writes determine their contents, so replaying a prefix is exact."""
         self.write([], [key for key in self._pairs if any(first <= key < end for first, end in ranges)])
 
     def scan(self, first: bytes, end: bytes, pairs_max: int | None = None) -> list[tuple[bytes, bytes]]:

@@ -89,7 +89,7 @@ class Area:
         return not unwritten and number not in self._swapped
 
     def is_given(self, number: int) -> bool:
-        """Return whether a region has the content of the file that was given, with what was written since."""
+        """Return whether a region has the content of the given file, with later writes."""
         return number in self._given
 
     def note_new(self, number: int, *, whole: bool) -> None:
@@ -104,7 +104,7 @@ class Area:
     def bring(self, number: int, write: bool) -> bool:
         """Map all of a region that the page cache has as one unit; return whether it was not brought already.
 
-        Nothing depends on it: what the system does not map here it maps when it is read or written, a page at a time.
+        Nothing depends on it: the system maps other pages when they are read or written, one at a time.
         """
         before = self._brought.get(number)
         if before or before is write or not (number in self._swapped or number in self._given):

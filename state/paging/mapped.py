@@ -1,4 +1,4 @@
-"""Memory of tables in files of one folder, which have what is written.
+"""Memory of tables in files of one folder, which receive all writes.
 
 Arrays get files of their own, which are named by numbers and reserved as sparse files; small arrays stay in the memory
 of the process.

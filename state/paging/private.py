@@ -1,6 +1,6 @@
-"""Memory of tables that an image gives their content: what is written stays in this process.
+"""Memory of tables that begin with the content of an image: writes stay in this process.
 
-While the tables fit their budget, what is written is ordinary memory. Above it, regions are swapped out to unlinked
+While the tables fit their budget, written pages are ordinary memory. Above it, regions are swapped out to unlinked
 files in the same folder, and those that were not written are dropped, since the image has their content.
 
 Invariants

@@ -2,13 +2,13 @@
 
 Every slab is a range of address space, in regions of 2 MiB. All of it is ordinary memory until the tables are larger
 than their budget; then regions are swapped out (area.py), those that were needed longest ago first. Their addresses
-stay, so no kernel depends on what is resident.
+stay, so no kernel depends on the resident regions.
 
 Tables ask for the regions that they are about to reach (`bring`). Where the page cache has a region as one unit, it is
 mapped by one fault then; otherwise, and without asking, the system maps page by page.
 
-Once tables have given back so much room that they are well below their budget, what was mapped from files becomes
-ordinary memory again, some regions at a time, and kernels work on whole batches as before.
+Once tables have given back so much room that they are well below their budget, regions that were mapped from files
+become ordinary memory again, some at a time, and kernels work on whole batches as before.
 
 Invariants
     - Where the disk is full, regions stay in memory, and `refused` makes the worker stop reading.
@@ -47,9 +47,9 @@ alternate."""
 RETURNED_AT_ONCE = 4
 """Regions that one call of settle() makes ordinary memory again."""
 MEASURED_EVERY = 64
-"""After this many calls, what other memory takes is measured again, since it may have shrunk."""
+"""After this many calls, the size of other memory is measured again, since it may have shrunk."""
 _CHECKED_EVERY = 8
-"""Regions that are dropped between two readings of the resident memory, if it is unknown what is in them."""
+"""Regions that are dropped between two readings of the resident memory, if their content is unknown."""
 IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs", "hugetlbfs")
 """File systems whose files are memory."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")

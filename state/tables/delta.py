@@ -28,7 +28,7 @@ from holdfast.state.tables.values import taken
 
 
 class Changes(Protocol):
-    """One operator's writes in one epoch as sealing reads them: a delta, or what a barrier froze."""
+    """One operator's writes in one epoch as sealing reads them: a delta, or records that a barrier froze."""
 
     @property
     def epoch(self) -> Epoch: ...

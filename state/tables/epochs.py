@@ -1,4 +1,4 @@
-"""The records of a table by epoch: what changed since the last barrier, what it froze, and what was committed.
+"""The records of a table by epoch: changed since the last barrier, frozen by it, and committed.
 
 *Working* values are those as of the last row, *committed* values those as of the last completed epoch known here; lists
 of dirty slots show where the two may differ. So the cost of a barrier, a commit or a rollback depends on the changes,
@@ -96,7 +96,8 @@ class EpochRecords(Records):
         self.fold_at(slots, NO_PROGRAM, NO_SOURCES)
 
     def changing(self, slots: Rows) -> Callable[[str], NDArray[Any]]:
-        """Touch slots; return what returns the working values of a plain column by slot, to write those of these slots.
+        """Touch slots; return a function that returns a plain column's working values by slot, to write those of these
+        slots.
 
         They are valid as those of column() are, and until the next freeze.
         """
@@ -199,7 +200,7 @@ class EpochRecords(Records):
         return next(frozen.delta for frozen in self._frozen if frozen.epoch == epoch)
 
     def supersede(self, epoch: Epoch) -> None:
-        """Drop what the epochs before a frozen one keep: none of them will complete, and this one has their changes."""
+        """Drop data of epochs before a frozen one: none of them will complete, and this one has their changes."""
         if self._frozen[0].epoch < epoch:
             self._frozen = [frozen for frozen in self._frozen if frozen.epoch >= epoch]
             joined = distinct(np.concatenate([slots for past, slots in self._intervals if past <= epoch]))
@@ -351,7 +352,7 @@ class EpochRecords(Records):
         return True
 
     def _dirty(self) -> Rows:
-        """Return what changed() returns, sorted: records are gathered and scattered faster from front to back."""
+        """Return the result of changed(), sorted: records are gathered and scattered faster from front to back."""
         if int(self._control[Control.OPENED]) * DIRTY_SHARE < self._control[Control.HIGH]:
             return np.sort(self.changed())
         return self._scan(int(self._control[Control.DIRTY]))

@@ -61,7 +61,7 @@ class Copies:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all copies, made or not, and of what was taken out."""
+        """Bytes of all copies, made or not, and of keys and values that were taken out."""
         taken = sum(int(values.nbytes) for _, columns in self._taken for values in columns.values())
         return self.words.nbytes + self.slots.nbytes + taken
 

@@ -119,7 +119,7 @@ class IndexedRecords:
         self._bytes_checked_at = COMPACTED_FROM
 
     def stored(self) -> Stored:
-        """Return what the records consist of."""
+        """Return the parts of the records."""
         arrays = {
             "control": self._control,
             "records": self._records.array,
@@ -342,7 +342,7 @@ class IndexedRecords:
         return units, keys_at, order_of(places)
 
     def _reach_rows(self, batch: Batch, part: slice, *, write: bool) -> None:
-        """Make resident what the rows of a part are likely to reach."""
+        """Make the memory resident that the rows of a part are likely to reach."""
         if batch.tags is None:
             return
         if write:
@@ -382,7 +382,7 @@ class IndexedRecords:
                 reach(self._memory, Reached(self._entries.address, at * 16, 8, write=True))
 
     def _reordered(self, inputs: Sources, order: Rows | None) -> tuple[Sources, tuple[Words, NDArray[np.uint8]]]:
-        """Return inputs in another order, and what they describe, which must be kept."""
+        """Return inputs in another order, and the arrays that they describe, which must be kept."""
         if order is None or not inputs.size:
             return inputs, (_NO_PLACES, _NO_BYTES)
         inputs, kept = inputs.copy(), np.empty((len(inputs), order.size), np.int64)

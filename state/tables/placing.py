@@ -118,7 +118,7 @@ def cut(memory: Memory, units: Rows, rows_max: int = UNLIMITED) -> Iterator[slic
 
 
 def reach(memory: Memory, reached: Reached) -> None:
-    """Make what rows reach, in about rising order, resident."""
+    """Make the memory that rows reach, in about rising order, resident."""
     address, offsets, size, write = reached
     for units in (units_of(offsets), units_of(offsets[-1:] + (size - 1))):
         changes = np.flatnonzero(units[1:] != units[:-1]) + 1

@@ -96,7 +96,7 @@ class Records(IndexedRecords):
         return np.array(lines, np.int64).reshape(-1, PROGRAM_FIELDS)
 
     def merging(self, steps: Sequence[Step]) -> Merging:
-        """Return what merges the columns that these steps fold."""
+        """Return the functions that merge the columns that these steps fold."""
         program = self.program((do.merging, name, number) for number, (do, name, _) in enumerate(steps))
         return Merging(program, tuple(self.spec.column(name) for _, name, _ in steps))
 

@@ -5,8 +5,8 @@ of records. A slab that outgrows its first few elements reserves address space f
 the system allocates memory only for the pages that are written. Beyond the reservation, or where address
 space is limited (RLIMIT_AS, strict overcommit), it doubles and copies.
 
-A slab gets its room from a `Memory`: the process's own (PLAIN), or a swap area (state/paging/swap.py), which keeps what
-is resident inside a budget.
+A slab gets its room from a `Memory`: the process's own (PLAIN), or a swap area (state/paging/swap.py), which keeps its
+resident regions inside a budget.
 
 Invariants
     - Elements below the size asked for keep their values.
@@ -67,7 +67,7 @@ class Memory(Protocol):
         """Make units of the array at an address resident, to read or to write them. Anything else may be read too."""
 
     def settle(self) -> None:
-        """Bring what is resident back inside the budget. No address changes."""
+        """Bring resident memory back inside the budget. No address changes."""
 
 
 class PlainMemory:

@@ -50,7 +50,7 @@ VACANT_SLOTS_MIN = 16_384
 """Fewer slots without a row are not worth dropping."""
 _ROW_REACH = 4 << 16
 """Bytes that may become resident for a row whose path through a tree of keys is unknown: entry, record, and keys, and
-what the system maps around each, 64 KiB by default."""
+the pages that the system maps around each, 64 KiB by default."""
 _HELD = DIRTY | Flag.PINNED
 """Flags of records that are not dropped."""
 
@@ -81,7 +81,7 @@ class Table(EpochRecords):
         self.loads += 1
 
     def stored(self) -> Stored:
-        """Return what the table consists of, as of an epoch that is committed."""
+        """Return the parts of the table, as of a committed epoch."""
         assert not (self._control[Control.OPENED] or self._intervals or self._frozen), "not as of an epoch"
         self.commit_all()
         self._hold_committed()
@@ -89,7 +89,7 @@ class Table(EpochRecords):
         return found._replace(numbers={**found.numbers, "vacant": self.vacant})
 
     def adopt(self, stored: Stored, rooms: Mapping[str, NDArray[Any]], committed_through: Epoch) -> None:
-        """Take what another table of this declaration consisted of, which is complete and as of this epoch.
+        """Adopt the parts of another table of this declaration, which are complete and as of this epoch.
 
         Args:
             stored: Its arrays are used, not copied.
@@ -153,7 +153,7 @@ class Table(EpochRecords):
         return int(self._control[Control.HIGH])
 
     def present_parts(self, first: int = 0, end: int = UNLIMITED) -> Iterator[Rows]:
-        """Return what present() returns, in parts, so that what is read of each part may stay inside the budget.
+        """Return the result of present() in parts, so that the memory read for each part may stay inside the budget.
 
         Args:
             first, end: Only slots in [first, end).
@@ -193,7 +193,7 @@ class Table(EpochRecords):
 
     @property
     def batch_rows_max(self) -> int:
-        """Rows that an operator may take at a time; fewer if what they reach in memory is in no order."""
+        """Rows that an operator may take at a time; fewer if they reach memory in no order."""
         if not self.limited or not any(order.reads_keys for order in self._orders.values()):
             return UNLIMITED
         return max(PART_ROWS_MIN, self._memory.bytes_max // _ROW_REACH)

@@ -52,7 +52,7 @@ class Arena:
 
     @property
     def array(self) -> NDArray[np.uint8]:
-        """The bytes, with what is reserved after them."""
+        """The bytes, with the reserved room after them."""
         return self._bytes.array
 
     def adopt(self, data: Slab, used: int) -> None:

@@ -1,4 +1,4 @@
-"""The two JSON records of the embedded log, and what each must satisfy.
+"""The two JSON records of the embedded log, and the rules for each.
 
 `meta.json` describes the log; `commits/<sequence>.json` are its append-only history. Both end with an xxh3 hash over
 everything before it, since JSON with a flipped digit would still be valid. docs/formats.md describes every field.

@@ -266,7 +266,7 @@ class LogWriter:
         return self._commits.holds_tail()
 
     def take_back(self, back: TakeBack) -> tuple[VoidRange, ...]:
-        """Move the writers' tags and void what they appended after the base epoch; nothing if the tags have moved.
+        """Move the writers' tags and void their rows after the base epoch; do nothing if the tags have moved.
 
         Raises:
             ConfigError: the log is sealed, or compacted beyond the base epoch.

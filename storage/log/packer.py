@@ -33,7 +33,7 @@ class Packed(NamedTuple):
 
 
 def pack(store: ObjectStore, commits: Commits) -> Packed:
-    """Pack what is due as of the newest commit known here, and delete the objects of packed commits.
+    """Pack commits that are due as of the newest commit known here, and delete the objects of packed commits.
 
     Raises:
         Damaged: a commit or a pack cannot be read; its commits were not deleted.

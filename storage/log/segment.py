@@ -1,7 +1,7 @@
 """One segment of the embedded log: an Arrow IPC file, uncompressed so that mapped files are read without a copy.
 
-A segment holds the rows of one partition in record batches of READ_ROWS_MAX rows (the last may be shorter), which is
-also what a read returns: cutting at batch boundaries keeps buffers aligned.
+A segment holds the rows of one partition in record batches of READ_ROWS_MAX rows (the last may be shorter), which a
+read returns as they are: cutting at batch boundaries keeps buffers aligned.
 
 A segment that a compaction wrote has one more column, the last: the offset of each row. Offsets between rows may be
 missing; a read then starts at the next row that exists.

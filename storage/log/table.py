@@ -8,8 +8,8 @@ Invariants
     - Void rows do not count, so after a rewind the rows that they had replaced are the newest again.
     - If a compaction deletes objects meanwhile, the read starts over (P7).
 
-Memory: the table, and what a compaction needs.
-Source: PROTOCOL P7; docs/decisions/0052-changelogs-in-logs.md.
+Memory: the table, and the memory of a compaction.
+Source: PROTOCOL P7; docs/design/0052-changelogs-in-logs.md.
 """
 
 from __future__ import annotations
