@@ -221,7 +221,7 @@ def loaded(path: str) -> ModuleType:
 
 
 def phases() -> str:
-    """Return the table of the driver's phases: what is true in each, and which events lead to which phase."""
+    """Return the table of the driver's phases: the facts of each, and which events lead to which phase."""
     rows = ["| phase | what is true | next phase, after which events |", "|---|---|---|"]
     for phase in PHASES:
         to = dict[str, list[str]]()

@@ -1,6 +1,6 @@
 """Find, for each wrong version of the protocol, a seed that catches it quickly, and write the table of these seeds.
 
-Run it after a change of what the simulator draws: with a seed that no longer catches its mutant `make test` is slow, as
+Run it after a change of the simulator's draws: with a seed that no longer catches its mutant `make test` is slow, as
 the test then plays on until another one does.
 
     .venv/bin/python tools/first_seeds.py [MUTANT ...]

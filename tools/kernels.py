@@ -23,7 +23,7 @@ _UNUSED_S = 30 * 86_400
 
 
 def main(kept: Path) -> None:
-    """Bring files, compile what is missing, keep that too; drop what no checkout has used for a month."""
+    """Bring files, compile missing kernels, keep these too; drop files that no checkout has used for a month."""
     kept.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder = cache_folder()
     assert folder is not None, "the checkout is read-only, and so is the user's folder; kernels cannot be kept"

@@ -1,9 +1,9 @@
-"""`make soak`: run for hours what is too long for `make test`.
+"""`make soak`: run tests for hours that are too long for `make test`.
 
 HOURS (2 by default) is the total time. One process runs the growth test for a quarter of it, then the simulator and
 live faults; another one runs the slow tests, and the total takes longer if those do. The growth test reads at a fixed
-rate (RATE, records a second), far below what two cores can read: sizes follow the rate, which must not follow the load
-of the machine. It needs half an hour to be judged, so HOURS must be at least 2.
+rate (RATE, records a second), far below the capacity of two cores: sizes follow the rate, which must not follow the
+load of the machine. It needs half an hour to be judged, so HOURS must be at least 2.
 
 Exit status: 0 if every part passed, else 1; the last lines name those that did not.
 """

@@ -32,7 +32,7 @@ from weakref import WeakSet
 _PACKAGE = os.path.join(os.path.dirname(__file__), "")
 """As the code of the package names its files: not resolved."""
 _STANDARD = 2
-"""Standard error, and the descriptors below it, stay: what a child writes there is shown."""
+"""Standard error, and the descriptors below it, stay: output of a child is shown."""
 
 
 class HasDescriptor(Protocol):

@@ -1,7 +1,7 @@
-"""Write your own connector: what a source or sink has to be, and what helps to write one.
+"""Write your own connector: the contracts of sources and sinks, and tools to write one.
 
 A package imports these names from here; where they are defined may change. `holdfast.testing.source_conformance` and
-`sink_conformance` test what is written. Names load at first use.
+`sink_conformance` test the connector. Names load at first use.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class ErrorReport:
 
 
 class HoldfastError(Exception):
-    """Every error a user may see: what happened, what was not done, what to do next.
+    """Every error that a user may see: the event, the action that was not done, the next step.
 
     Args:
         what: The event, one sentence without a final full stop.

@@ -69,7 +69,7 @@ def changed(table: Mapping[K, V], key: K, value: V) -> Mapping[K, V]:
 
 
 class _Patched(Mapping[K, V]):
-    """A dict that is shared with other copies, and a small one with what has changed since."""
+    """A dict that is shared with other copies, and a small one with later changes."""
 
     __slots__ = ("_base", "_patch")
 

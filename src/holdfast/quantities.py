@@ -17,7 +17,7 @@ def plural(number: int, noun: str) -> str:
 
 
 def of_sources(amounts: Iterable[tuple[int, str | None]]) -> str:
-    """Return how much of sources there is, by what they count in: "7 records and 1,234 bytes of text".
+    """Return the amounts of sources, by their units: "7 records and 1,234 bytes of text".
 
     Args:
         amounts: Each with its unit; None: not known to be another than records.

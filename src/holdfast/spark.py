@@ -1,4 +1,4 @@
-"""Read what Holdfast stores with Spark, in the formats `holdfast-state`, `holdfast-log` and `holdfast-checkpoints`.
+"""Read data stored by Holdfast with Spark, in the formats `holdfast-state`, `holdfast-log` and `holdfast-checkpoints`.
 
 Nothing is loaded before `register` is called.
 """

@@ -1,7 +1,8 @@
 """Traits of sources and sinks, as data.
 
-The runtime decides by these values what it does with a connector, never by its class. They are known before anything is
-opened, so a job that needs what a connector lacks is refused when it is planned. Capabilities of a connector are not
+The runtime handles a connector according to these values, never by its class. They are known before anything is opened,
+so a job that needs a capability that a connector lacks is refused when it is planned. Capabilities of a connector are
+not
 here: its base class has a method or a property for each.
 
 Invariants
@@ -67,7 +68,7 @@ class SourceTraits(Traits):
     copied: bool = False
     """It is read from a copy in the job's folder, which the first start of a job makes: `in_folder`, `copied`."""
     copies: str = "rows"
-    """With `copied`: what is copied, for messages."""
+    """With `copied`: the word for the copied data, for messages."""
     captures: Mapping[str, str] = field(default_factory=dict)
     """For a captured log: the place of the table whose changes fill the log, as `place` of a sink that writes to it."""
     finds: bool = False
@@ -123,5 +124,5 @@ def missing(given: object, names: Iterable[str]) -> Iterable[str]:
 
 
 def vars_of(given: object) -> Mapping[str, object]:
-    """Return what was set on the object itself."""
+    """Return the attributes set on the object itself."""
     return vars(given) if hasattr(given, "__dict__") else {}
