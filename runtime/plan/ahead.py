@@ -67,7 +67,7 @@ class Ahead:
         bytes_max: 0 reads nothing before it is asked for.
         watch: Returns a lane that waits for records; None: the worker looks for them from time to time.
         alone_for: For this many epochs, read in the thread that asks, and nothing ahead: then only code that this
-            thread has marked runs (docs/design/0121). None: always.
+            thread has marked runs (docs/decisions/0121). None: always.
     """
 
     def __init__(

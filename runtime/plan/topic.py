@@ -1,7 +1,7 @@
 """The changelog of a plan as one more output: a sink whose staged parts are the segments themselves.
 
 Pure except for the sinks.
-Source: docs/design/0055-changelog-topic.md.
+Source: docs/decisions/0055-changelog-topic.md.
 """
 
 from __future__ import annotations

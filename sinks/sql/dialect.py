@@ -1,7 +1,7 @@
 """The contract of a dialect: everything in which SQL databases differ, and nothing else.
 
 sinks/sql is written once, against `Dialect` and `Connection`. A database is added by one class that has these members,
-and by one public sink that names its place (sinks/sql/sink.py); docs/design/0034 lists the members for Postgres.
+and by one public sink that names its place (sinks/sql/sink.py); docs/decisions/0034 lists the members for Postgres.
 
 A dialect is configuration, bound to one place: a file, or a schema of a server. It is picklable and holds no
 connection. Rows travel as canonical values (values.py); the dialect alone knows how its tables store them.

@@ -9,7 +9,7 @@ Invariants
     - If a compaction deletes objects meanwhile, the read starts over (P7).
 
 Memory: the table, and the memory of a compaction.
-Source: PROTOCOL P7; docs/design/0052-changelogs-in-logs.md.
+Source: PROTOCOL P7; docs/decisions/0052-changelogs-in-logs.md.
 """
 
 from __future__ import annotations
