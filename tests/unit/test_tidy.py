@@ -111,7 +111,7 @@ OPENING = re.compile(r"(?:^|[.!?:] +|^[ ]*(?:[-|*] +)?)(Of|What) (?![^.]*\?)", r
 """The first word of a sentence that does not begin with its subject; questions may."""
 EDITED = (
     *("runtime/worker/", "runtime/wire/", "runtime/sources/", "sinks/kafka/", "storage/kafka/"),
-    *("docs/extend/", "docs/architecture.md"),
+    *("docs/design/", "docs/extend/", "docs/architecture.md"),
 )
 """Not checked for words yet: other commits rewrite them."""
 POINTS = re.compile(r"See (\w+\.)*[A-Z]\w*\.\w+\.?")
