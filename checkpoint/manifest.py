@@ -322,7 +322,7 @@ def _plain(data: bytes, base: bytes | None) -> bytes:
     if version == FORMAT_VERSION:
         delta = _DELTA.decode(data)
         if base is None or _VERSION.decode(base).v != COMPRESSED_VERSION:
-            raise ValueError(f"{delta.base.path} is no manifest that another one can be a difference from")
+            raise ValueError(f"{delta.base.path} is not a manifest that a difference can refer to")
         found = rebuilt(_plain(base, None), _decompressed(delta))
         if hashlib.sha256(found).hexdigest() != delta.sha256:
             raise ValueError(f"it does not fit {delta.base.path}")

@@ -91,7 +91,8 @@ def _forbidden(permission: str, message: str | None) -> Meaning:
     said = f' ("{message}")' if message and message.rstrip(".") != "Access Denied" else ""
     return Meaning(
         f"the store refused {permission} to these credentials{said}",
-        f"grant {permission} on the bucket and prefix to these credentials, or remove what denies it; then try again",
+        f"grant {permission} on the bucket and prefix to these credentials, or remove the rule that denies it; "
+        "then retry",
     )
 
 

@@ -59,7 +59,9 @@ def table_of(graph: Graph, node: Node, name: str, key: object, deleted: str | No
     if deleted is None and DELETED.name in schema.names:
         deleted = DELETED.name
     if deleted is not None and not isinstance(deleted, str):
-        raise refused(f"{where}: deleted={deleted!r} is no name of a column", "name a bool column, or leave it out")
+        raise refused(
+            f"{where}: deleted={deleted!r} is not the name of a column", "name a bool column, or leave it out"
+        )
     if deleted is not None and deleted not in schema.names:
         raise unknown_column(deleted, schema.names, where)
     if deleted is not None and (schema.field(deleted).type != pa.bool_() or deleted in keys):
@@ -321,7 +323,7 @@ def _terms(
 ) -> Iterator[Term]:
     """Return the conditions of every query, those of equality first: they leave the fewest pairs."""
     if not isinstance(terms, Mapping) or not all(isinstance(each, str) for each in terms):
-        raise refused(f"{where}: terms={terms!r} is no mapping of columns", TERMS)
+        raise refused(f"{where}: terms={terms!r} is not a mapping of columns", TERMS)
     bounds = [(column, given) for column, given in terms.items() if not isinstance(given, str)]
     for column, given in terms.items():
         if isinstance(given, str):

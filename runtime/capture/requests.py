@@ -95,7 +95,9 @@ def _key_of(place: KeyPlace, headers: Mapping[str, str], body: bytes) -> str | R
     if not found:
         return Refused(400, f"{where}, which holds the idempotency key, is missing or empty")
     if len(found) > KEY_LENGTH_MAX or not found.isprintable():
-        return Refused(400, f"{where} is no key: it has more than {KEY_LENGTH_MAX} characters, or control characters")
+        return Refused(
+            400, f"{where} is not a valid key: it has more than {KEY_LENGTH_MAX} characters, or control characters"
+        )
     return found
 
 

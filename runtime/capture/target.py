@@ -109,7 +109,7 @@ class Target:
                 f"the newest commit of the log in {self._store!r} is missing or has changed: the log was deleted, or "
                 "restored from a copy, while changes were appended to it",
                 not_done="the changes were not appended",
-                next_step="restore the log as it was and start the process again; the database keeps what is missing",
+                next_step="restore the log and start the process again; the database keeps the missing changes",
             )
         try:
             done = self._writer.append_tagged({}, self._name, tag, follows={self._name: self.tag}, staged=staged)
@@ -131,7 +131,7 @@ def _prepared(store: ObjectStore, path: str, table: TableShape, partitions: int)
             if (meta := read_meta(store)) is None:
                 raise
     if not meta.changelog or set(meta.key) != set(table.key):
-        raise _unfit(path, f"is no changelog with the key {', '.join(table.key)}")
+        raise _unfit(path, f"is not a changelog with the key {', '.join(table.key)}")
     wanted = record_schema(rows, meta.key)
     if wanted != meta.schema:
         has, needs = (", ".join(map(describe_column, list(each)[1:])) for each in (meta.schema, wanted))

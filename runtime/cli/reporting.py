@@ -74,7 +74,7 @@ def guarded(arguments: Sequence[str], work: Callable[[], int]) -> int:
         advise(str(stop))
         return 0
     except KeyboardInterrupt as interrupt:
-        follows = str(interrupt) or "the next run reads again what was not committed"
+        follows = str(interrupt) or "the next run reads uncommitted records again"
         print(f"\ninterrupted; {follows}", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:

@@ -219,7 +219,7 @@ def _suspect(kill: Kill) -> Suspect:
 
 def how(kill: Kill) -> str:
     """Return how the process ended, as far as it is known."""
-    return next((death.how for death in reversed(kill.deaths) if death.how), "how it ended is not known")
+    return next((death.how for death in reversed(kill.deaths) if death.how), "the cause of its end is unknown")
 
 
 def offsets(positions: Iterable[SourcePosition]) -> Offsets:
@@ -348,8 +348,8 @@ def _report(state: Master, kill: Kill) -> ErrorReport:
     advice = "correct the function: look for os._exit, crashes of native code and memory that it does not give back"
     if is_read(kill):
         advice = (
-            "look at what is there, and at the library that decodes it: crashes of native code, and memory that runs "
-            "out. Repair or remove what is there, or update the library"
+            "check the records there, and the library that decodes them: crashes of native code, and memory that runs "
+            "out. Repair or remove these records, or update the library"
         )
     called = state.rules.functions.get(kill.operator)
     if called is not None and not called.leaves_out and kill.deaths[-1].at.rows:

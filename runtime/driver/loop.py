@@ -409,7 +409,7 @@ def report_of_lost_root(state: Master, last: Manifest | None, error: HoldfastErr
         kept.append(f"the sources were read as far as {_shown(read)}")
     if delivered := _delivered(state):
         targets = [f"{sink} through epoch {epoch}" for sink, epoch in delivered]
-        kept.append(f"targets keep what was delivered: {_shown(targets)}")
+        kept.append(f"targets keep delivered output: {_shown(targets)}")
     if hosts := sorted({hosted.host for hosted in state.workers.values() if hosted.subtask is not None}):
         kept.append(
             f"the state as of epoch {through} is in the memory of the workers, which ends with this run; their local "

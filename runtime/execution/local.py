@@ -14,7 +14,7 @@ from holdfast.runtime.processes.host import WorkerTask, host_worker
 from holdfast.runtime.processes.local import LocalHost, Zygote
 
 LOOPBACK = "127.0.0.1"
-STARTING = "importing what workers need; the first start of an installation also compiles the kernels of the state"
+STARTING = "importing the modules of workers; the first start of an installation also compiles the kernels of the state"
 
 
 class OnThisMachine:

@@ -16,7 +16,7 @@ from holdfast.runtime.execution.prepare import Prepared
 from holdfast.runtime.processes.memory import container_of
 from holdfast.runtime.spark.launch import SparkHost, check_java, check_slots, driver_host, start_context
 
-IMPORTING = "they import what they need, and the first start of an installation compiles kernels, once"
+IMPORTING = "they import their modules, and the first start of an installation compiles kernels, once"
 
 
 class OnSpark:

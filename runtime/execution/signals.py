@@ -22,7 +22,7 @@ import time
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-NEXT_RUN = "the next run reads again what is not committed, and delivers what is"
+NEXT_RUN = "the next run reads uncommitted records again, and delivers committed output"
 STOPPING = (
     "stopping: a last checkpoint is taken and delivered. A second Ctrl-C or SIGTERM ends the run immediately. Nothing "
     f"is lost then: {NEXT_RUN}"

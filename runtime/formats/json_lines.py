@@ -249,7 +249,7 @@ def _as_lines(values: Sequence[bytes | None], why: dict[int, str]) -> tuple[list
             lines.append(line)
             places.append(place)
         else:
-            tombstone = "the value is null: a tombstone, which is no row"
+            tombstone = "the value is null: a tombstone, which is not a row"
             why[place] = tombstone if value is None else "it is not a JSON object"
     return lines, places
 
@@ -323,7 +323,7 @@ def as_times_of_day(column: pa.Array) -> pa.Array:
     """Parse times of day; digits after the microseconds are dropped. Raises ValueError."""
     if pc.all(pc.match_substring_regex(column, _TIME_OF_DAY)).as_py() is False:  # None: there are only nulls
         wrong = column.filter(pc.invert(pc.match_substring_regex(column, _TIME_OF_DAY)))[0]
-        raise ValueError(f"{wrong.as_py()!r:.80} is no time of day such as 09:30:00")
+        raise ValueError(f"{wrong.as_py()!r:.80} is not a time of day such as 09:30:00")
     since = as_times(pc.binary_join_element_wise("1970-01-01T", column, ""), pa.timestamp("us"))
     return since.view(pa.int64()).view(TIME_OF_DAY)
 

@@ -69,13 +69,13 @@ class Member(Kind):
         whole = isinstance(self.expected, int) and not isinstance(self.expected, bool)
         if not (whole and 0 < self.expected <= EXPECTED_MAX):
             raise ConfigError(
-                f"member(..., expected={self.expected!r}): expected is no number between 1 and {EXPECTED_MAX:,}",
+                f"member(..., expected={self.expected!r}): expected is not a number between 1 and {EXPECTED_MAX:,}",
                 not_done="the job was not planned",
                 next_step="give about how many different values a key will have, for example expected=10_000",
             )
         if not (isinstance(self.error, float) and ERROR_MIN <= self.error < 1):
             raise ConfigError(
-                f"member(..., error={self.error!r}): error is no share from {ERROR_MIN} to below 1",
+                f"member(..., error={self.error!r}): error is not a share from {ERROR_MIN} to below 1",
                 not_done="the job was not planned",
                 next_step="give the share of other values that the filter may take for members, for example error=0.01",
             )
@@ -196,7 +196,7 @@ def may_contain(members: bytes | None, value: object) -> bool:
         hashes = hashes_of(pa.array([value], kind))
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"may_contain: {value!r} is no value of type {kind}, which the filter was made of",
+            f"may_contain: {value!r} is not a value of type {kind}, which the filter was made of",
             not_done="the filter was not asked",
             next_step="ask for a value of the type of the column that hf.member read",
         ) from error
@@ -238,7 +238,7 @@ def _joined(parts: Sequence[NDArray[np.uint8]]) -> pa.Array:
 
 def _no_filter(members: object) -> ConfigError:
     return ConfigError(
-        f"may_contain: {members!r:.60} is no result of hf.member",
+        f"may_contain: {members!r:.60} is not a result of hf.member",
         not_done="the filter was not asked",
         next_step="give the bytes of the column that hf.member made, unchanged",
     )

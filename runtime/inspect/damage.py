@@ -35,7 +35,7 @@ def with_way_out(repository: Repository, name: str, error: ErrorReport) -> Error
         return error  # the last checkpoint does not need it
     if before is None:
         way = (
-            f"without a copy there is no way back: every retained checkpoint needs it (holdfast checkpoints verify "
+            f"without a copy it cannot be replaced: every retained checkpoint needs it (holdfast checkpoints verify "
             f"{name}). Give the job another name and targets of its own; it then reads its sources from the start"
         )
     else:

@@ -40,7 +40,7 @@ def parsed(text: str, key: KeyType) -> Keys:
         try:
             arrays.append(pa.array([None if value is None else _value(value, kind)], kind))
         except (ValueError, TypeError, OverflowError, pa.ArrowInvalid, binascii.Error) as error:
-            raise _refused(f"{value!r} is no value of the key column {name!r}, {kind}", key) from error
+            raise _refused(f"{value!r} is not a value of the key column {name!r}, {kind}", key) from error
     return key.encode(arrays)
 
 

@@ -68,7 +68,7 @@ def read(store: ObjectStore, job: str) -> Places:
         raise Damaged(
             f"{PATH} of job {job!r} cannot be read: {error}",
             not_done="nothing was read",
-            next_step="run the job once more, which rewrites it",
+            next_step="run the job again, which rewrites it",
         ) from error
     if places.v != FORMAT_VERSION:
         raise ConfigError(

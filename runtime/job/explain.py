@@ -286,7 +286,7 @@ def _sources(shown: Status, now: Activity) -> Iterator[Finding]:
         left = of_sources((row.lag, row.unit) for row in shown.sources if row.lag)
         yield Finding(
             "draining",
-            f"the job finishes after reading what its sources held at the time of the request: up to {left}",
+            f"the job finishes after reading the records that its sources had at the time of the request: up to {left}",
             f"wait; to skip them: holdfast stop {shown.job} --finish --drop-unread",
         )
     if now.listing_ms is not None and now.listing_ms > LISTING_SLOW_MS:

@@ -108,7 +108,7 @@ class _Families:
 def _job(status: Status) -> Iterator[Any]:
     make, checkpoint, delays = _Families(status), status["checkpoint"] or {}, status.get("delays") or {}
     about = {"version": holdfast.__version__, "root": str(status["root"]), "mode": str(status["mode"] or "")}
-    yield from make.info("holdfast_job", "Where the job keeps its history, and what reports it.", about)
+    yield from make.info("holdfast_job", "Where the job keeps its history, and the version that reports it.", about)
     yield from make.states("holdfast_job_state", "State of the job.", status["state"])
     numbers = (
         ("holdfast_generation", "Newest run or recovery of the job.", status["generation"]),
@@ -124,9 +124,7 @@ def _job(status: Status) -> Iterator[Any]:
     yield from make.histogram("holdfast_recovery_duration_seconds", "From failure to ready, in this run.", taken[1])
     rewinds = sum(bool(restart.get("rewind")) for restart in status["restarts"])
     kinds = {"failure": len(status["restarts"]) - rewinds, "rewind": rewinds}
-    yield from make.counter(
-        "holdfast_restarts", "Recoveries, by what made them necessary.", [({"kind": k}, n) for k, n in kinds.items()]
-    )
+    yield from make.counter("holdfast_restarts", "Recoveries, by cause.", [({"kind": k}, n) for k, n in kinds.items()])
     given_up = status.get("epochs_given_up")
     missed = "Epochs that missed their deadline, in this run."
     yield from make.counter("holdfast_epochs_given_up", missed, [({}, given_up)])

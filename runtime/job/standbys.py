@@ -58,6 +58,6 @@ def problems(state: Master) -> Iterator[Problem]:
             yield Problem(
                 code=STANDBY_LAGS,
                 what=f"standby {worker} lacks the last {plural(lag, 'epoch')}{refused}",
-                not_done="nothing else stopped; a takeover would read what the standby lacks",
+                not_done="nothing else stopped; a takeover would read the state that the standby lacks",
                 next="check the load of its machine, and its connection to the root",
             )

@@ -55,7 +55,7 @@ SOURCE_REFUSED = "source_refused"
 SOURCE_UNLISTED = "source_unlisted"
 KEEP_LONGER = (
     "let the source keep records for longer (retention.ms and retention.bytes of a topic), or the job read faster: "
-    "holdfast explain JOB names what holds it up, and --parallelism more workers"
+    "holdfast explain JOB names the obstacle, and --parallelism more workers"
 )
 BEHIND_MIN_US = 1_000_000
 """A partition is reported as holding back event time only if another partition is ahead by at least this much."""
@@ -317,7 +317,7 @@ def _unlisted(state: Master) -> list[Problem]:
 
 def root_refused(error: HoldfastError) -> Problem:
     """Return the problem of a driver whose root refuses its writes."""
-    what = f"the root refuses what the driver stores: {error.what}"
+    what = f"the root refuses objects of the driver: {error.what}"
     return Problem(code=ROOT_REFUSED, what=what, next=error.next_step)
 
 

@@ -241,7 +241,7 @@ def _compared(
         found.refuse(f"kept {holds} and now keeps {placed.step.keeps}")
         return found.differences
     for part in sorted(given_up):
-        found.allow(f"gives up the state of {part!r}", "what it held is no longer read")
+        found.allow(f"gives up the state of {part!r}", "its stored values are no longer read")
     kept = placed.step.without(old, given_up)
     placed.step.compare(found, kept, new)
     if all(each.effect is not None for each in found.differences):

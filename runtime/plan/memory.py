@@ -113,7 +113,9 @@ def too_little_memory(
     if state_memory is None or state_memory >= needed:
         return None
     channels = channel_bytes(plan, parallelism, channel_bytes_max)
-    waiting = f"{_mib(channels)} for what waits in channels to other workers (channel_bytes_max), " if channels else ""
+    waiting = (
+        f"{_mib(channels)} for data that waits in channels to other workers (channel_bytes_max), " if channels else ""
+    )
     return ConfigError(
         f"state_memory is {_mib(state_memory)}, and every worker or task of job {plan.app!r} needs at least "
         f"{_mib(needed)}: {waiting}{_mib(needed - channels)} for {len(plan.operators)} tables and buffers",

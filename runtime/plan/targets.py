@@ -65,8 +65,8 @@ def refuse_own_output(plan: Plan) -> None:
         for source in plan.sources:
             if reads_target(source.source, spec.sink.traits.place):
                 raise ConfigError(
-                    f"source {source.name!r} reads {source.source.where}, and so also what sink {spec.name!r} writes "
-                    f"to {spec.sink.where}: its rows would come again without end",
+                    f"source {source.name!r} reads {source.source.where}, and so also the rows that sink "
+                    f"{spec.name!r} writes to {spec.sink.where}: its rows would be read again endlessly",
                     not_done="the job was not planned",
                     next_step="give the sink a target that the source does not read; a pattern of topics can leave one "
                     "out by (?!...)",

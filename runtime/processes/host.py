@@ -193,7 +193,7 @@ def hung(busy_s: float, doing: str | None) -> ErrorReport:
         not_done="the epoch in progress was not completed; state and output stay as of the last checkpoint",
         next="check the load of the worker and its log"
         if doing is None
-        else "make the function return in time, for example by a timeout on what it calls; the worker is replaced",
+        else "make the function return in time, for example by a timeout on its calls; the worker is replaced",
     )
 
 

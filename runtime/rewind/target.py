@@ -164,7 +164,7 @@ def _not_read(job: Job, wanted: Offset, last: Completed, read: int) -> ConfigErr
         f"continues after the last checkpoint, epoch {epoch}, at offset {max(read, 0):,}",
         not_done=NOTHING_DONE,
         next_step="it has no output to undo; a run of the job will read it. "
-        f"To discard only what a run has not completed: --to-epoch {epoch}",
+        f"To discard only epochs that a run has not completed: --to-epoch {epoch}",
         where=Where(job=job.name),
     )
 

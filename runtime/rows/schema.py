@@ -323,7 +323,9 @@ def _no_column(of: str, inner: Any) -> ConfigError:
         return _refused(f"{of} is a Decimal of unknown scale", advice)
     shown = inner.__qualname__ if isinstance(inner, type) and get_origin(inner) is None else str(inner)
     if inner in (list, dict):
-        return _refused(f"{of}: {shown} does not say what it holds", f"write {shown}[{'str, ' * (inner is dict)}str]")
+        return _refused(
+            f"{of}: {shown} does not name its element type", f"write {shown}[{'str, ' * (inner is dict)}str]"
+        )
     if get_origin(inner) is dict:
         return _refused(f"{of}: {shown} has keys that are not str", "use dict[str, T], or a list of a dataclass")
     return _refused(f"{of}: {shown} has no column type", f"use one of {_SUPPORTED}")

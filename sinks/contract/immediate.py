@@ -141,7 +141,7 @@ def elsewhere(where: str, origin: Origin, key: str, tag: str) -> ConfigError:
     return ConfigError(
         f"{where}: the key {key} comes from partition {origin.partition} of source {origin.source!r}, but was written "
         f"from {found}; a key of a target that is written immediately belongs to one partition of one sink",
-        not_done="the rows were not written; what was written before stays",
+        not_done="the rows were not written; rows written before stay",
         next_step="if the source is not partitioned by this key, take partitioned_by (or the key of hf.Log) out of "
         "the code and write to a new table, which is then written at each commit; if the sink was renamed, "
         "restore its old name",

@@ -111,8 +111,8 @@ class FilesSink(Repairs, Ownership, Sink):
                     f"{self.where}: holds output of a sink {name!r} of another job, {owner}, up to epoch "
                     f"{known.epoch} of timeline {known.timeline}",
                     not_done="the job was not started, the folder was not changed",
-                    next_step="if that job was deleted and recreated, its rows would come twice: name another folder. "
-                    "If both jobs are to write here, give this sink another name",
+                    next_step="if that job was deleted and recreated, its rows would be added twice: name another "
+                    "folder. If both jobs are to write here, give this sink another name",
                 )
 
     def accept(self, batch: pa.RecordBatch) -> None:

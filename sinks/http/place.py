@@ -124,7 +124,7 @@ def _header_of(signature: str) -> str:
 
 def _check_header(name: str, value: object, signed: str | None) -> None:
     if not _NAME.fullmatch(name) or name.lower() in _OWN or (signed or "").lower() == name.lower():
-        raise refused(f"headers names {name!r}, which is no header or is set by the sink", "rename or remove it")
+        raise refused(f"headers names {name!r}, which is not a header or is set by the sink", "rename or remove it")
     if not isinstance(value, Secret) and not (isinstance(value, str) and is_value(value)):
         raise refused(
             f"the value of the header {name!r} is not text that a header can hold; it is not repeated here",

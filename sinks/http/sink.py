@@ -76,7 +76,7 @@ class Http(Sink):
         path = os.fspath(progress)
         refuse_password(path, "progress= of hf.Http")
         if not path:
-            raise refused("progress is empty", "name a folder or a URL in which the sink notes what was delivered")
+            raise refused("progress is empty", "name a folder or a URL in which the sink records deliveries")
         object.__setattr__(self, "url", url)
         object.__setattr__(self, "progress", path if "://" in path else os.path.abspath(path))
         object.__setattr__(self, "batch_rows", batch_rows)

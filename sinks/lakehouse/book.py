@@ -191,7 +191,7 @@ def namesake(where: str, sink: str) -> NotOurs:
     return NotOurs(
         f"{where}: holds output of a sink {sink!r} of another job",
         not_done="nothing was written to the target",
-        next_step="if that job was deleted and recreated, its rows would come twice: name another table, or "
+        next_step="if that job was deleted and recreated, its rows would be added twice: name another table, or "
         "delete this one. If both jobs are to write here, give this sink another name",
     )
 

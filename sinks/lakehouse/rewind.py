@@ -180,7 +180,7 @@ def _restoring(
     then, now = older.files(), table.files()
     back, gone = sorted(then.keys() - now.keys()), sorted(now.keys() - then.keys())
     if missing := table.missing(back):
-        gone_by = "maintenance of the table deletes what is older than its retention"
+        gone_by = "maintenance of the table deletes files older than its retention"
         return Planned(impossible(f"{missing} files of version {older.version} are missing; {gone_by}"))
     rows_back, rows_gone = sum(then[name] for name in back), sum(now[name] for name in gone)
     reason = f"the table gets the rows of version {older.version} back"

@@ -170,7 +170,7 @@ class LogSink(Repairs, Audits, Ownership, Sink):
                     f"{self.where}: holds output of a sink {name!r} of another job, {owner}, up to epoch "
                     f"{known.tag.epoch} of timeline {known.tag.timeline}",
                     not_done="the job was not started, the log was not changed",
-                    next_step="if that job was deleted and recreated, its rows would come twice: name another log. "
+                    next_step="if that job was deleted and recreated, its rows would be added twice: name another log. "
                     "If both jobs are to append here, give this sink another name",
                 )
 
@@ -221,8 +221,8 @@ class LogSink(Repairs, Audits, Ownership, Sink):
             next_step = f"aggregate the stream by {', '.join(meta.key)} first, or name another log"
         else:
             what = (
-                f"the stream replaces rows by {list(upsert_key or ())}, but the log is no changelog: it has no column "
-                "that marks deletes"
+                f"the stream replaces rows by {list(upsert_key or ())}, but the log is not a changelog: it has no "
+                "column that marks deletes"
             )
             next_step = "name another log; a missing one is created as a changelog"
         raise ConfigError(

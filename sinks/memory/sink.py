@@ -349,7 +349,7 @@ class MemorySink(Repairs, Ownership, Sink):
                 rows[key] = {name: whole[name] for name in (*self._names, *whole) if name in whole}
             elif rows.pop(key, None) is not None:
                 deleted += 1
-        reason = f"rows get back what they held after epoch {rewinding.to.epoch}"
+        reason = f"rows get back their values as of epoch {rewinding.to.epoch}"
         return Repair("overwrite", restored, deleted, 0, tuple(sample[:SAMPLE_MAX]), reason), rows, kept
 
     def _advance(self, where: str, job_uuid: str, writer: Writer, tag: Tag) -> AlreadyDelivered | None:

@@ -82,7 +82,7 @@ def is_undone(tag: Tag, rewinding: Rewinding) -> bool:
 def untouched(verdict: Verdict, rewinding: Rewinding) -> Repair:
     """Return the repair of a target that is on the new timeline already."""
     to = rewinding.to
-    reason = f"the target stands on timeline {to.timeline} already, from epoch {to.epoch} on"
+    reason = f"the target is on timeline {to.timeline} already, from epoch {to.epoch} on"
     return Repair(verdict, 0, 0, 0, (), reason)
 
 
@@ -103,7 +103,8 @@ def refused(where: str, reason: str) -> ConfigError:
 def overtaken(where: str, standing: Tag, rewinding: Rewinding) -> Fenced:
     """Return the error to raise if a later rewind was first."""
     return Fenced(
-        f"{where}: stands on timeline {standing.timeline} already; this rewind begins timeline {rewinding.to.timeline}",
+        f"{where}: the target is on timeline {standing.timeline} already; "
+        f"this rewind begins timeline {rewinding.to.timeline}",
         not_done="nothing in the target was changed",
         next_step="let this process exit, do not retry it: the job was rewound again and another process runs it",
     )

@@ -65,7 +65,7 @@ _RIGHT = not_admitted(
 )
 _CLUSTER = refused(
     "this is a node of a Redis Cluster, which cannot change keys of several slots in one script",
-    "name a server that is no cluster",
+    "name a server that is not a cluster",
 )
 _WRONG_TYPE = refused(
     "the key of Holdfast's hash holds something else", "delete that key, or give the sink another prefix"

@@ -35,7 +35,7 @@ class Server:
             raise _refused(
                 f"{where}: the server is a node of a Redis Cluster, which cannot change keys of several slots in one "
                 "script",
-                "name a server that is no cluster",
+                "name a server that is not a cluster",
             )
         if (evicts := self._evicts(where)) is not None:
             raise _refused(

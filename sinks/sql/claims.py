@@ -114,8 +114,8 @@ def refuse_namesake(s: Session, table: SqlTable, ours: _Sink) -> None:
     raise ConfigError(
         f"{table.where}: {holds} rows of a sink {found.sink!r} of another job, {found.job_uuid}",
         not_done="the job was not started, the table was not changed",
-        next_step="if that job was deleted and recreated, its rows would come twice: name another table, or drop this "
-        "one. If both jobs are to add rows here, give this sink another name",
+        next_step="if that job was deleted and recreated, its rows would be added twice: name another table, or drop "
+        "this one. If both jobs are to add rows here, give this sink another name",
     )
 
 

@@ -105,7 +105,7 @@ class WriterConnection:
                 f"{self._where}: the {self._sink.dialect.place} was replaced while it was open",
                 not_done="nothing was written to either",
                 next_step="no action needed: the tag in the new "
-                f"{self._sink.dialect.place} decides what is delivered next",
+                f"{self._sink.dialect.place} decides which epoch is delivered next",
             )
         if self.db is None:
             self.db = self._sink.dialect.connect("deliver")

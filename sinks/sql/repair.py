@@ -195,7 +195,7 @@ class _Undoing:
             s.db.executemany(update, rewritten)
             self._drop_images()
 
-        reason = f"rows get back what they held after epoch {self.rewinding.to.epoch}"
+        reason = f"rows get back their values as of epoch {self.rewinding.to.epoch}"
         return Repair("overwrite", restore, delete, others, tuple(from_json(text) for (text,) in sample), reason), take
 
     def _fill_restored(self) -> tuple[str, list[tuple[str | None, int]]]:
@@ -295,7 +295,7 @@ def _missing(sink: SqlTable, what: str) -> ConfigError:
     return ConfigError(
         f"{sink.where}: {what} when the job ran",
         not_done="the rewind did not change it",
-        next_step="restore what is missing, or start the job, which recreates it; then rewind",
+        next_step="restore the missing tables, or start the job, which recreates it; then rewind",
     )
 
 

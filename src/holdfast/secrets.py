@@ -96,7 +96,7 @@ def secret_argument(given: object, called: str) -> Secret | None:
     raise ConfigError(
         f"{called} is not an hf.secret; it is not repeated here, as it may be the value",
         not_done="the job was not planned",
-        next_step=f"name its place: hf.secret({_PLACES}); and change a value that stands in the code",
+        next_step=f"name its place: hf.secret({_PLACES}); and change a value that is in the code",
     )
 
 

@@ -129,7 +129,7 @@ class RocksKeyValue:
         if now - self._fine_since >= STUCK_AFTER_S:
             raise LocalDamaged(
                 f"RocksDB in {self.path} refuses to write, although the disk accepts writes again: {error.what}",
-                not_done="the newest copies were not written to it; the checkpoint has what is in them",
+                not_done="the newest copies were not written to it; the checkpoint has their contents",
                 next_step="let the worker restart: it reopens the directory and restores the rest",
             ) from error
 

@@ -1,10 +1,10 @@
 """How long a writer waits before it tries again to append to a log that other writers append to.
 
-A sink of a job has one committer (docs/decisions/0056); the writers meant here have none in common: those of several jobs
-or sinks, or of a sink that is delivered per writer. Each commit makes all others read it and try again. A writer that
-lost waits for its turn: the writers whose names come before its own and whose tags are behind go first. Some of these
-may have nothing to deliver. So no wait is longer than four times the last one, and the first is short: a writer that is
-alone never waits, and a wrong guess costs little.
+A sink of a job has one committer (docs/decisions/0056). The writers here have no committer in common: those of several
+jobs or sinks, or of a sink that is delivered per writer. Each commit makes all others read it and try again. A writer
+that lost waits for its turn: the writers whose names come before its own and whose tags are behind go first. Some of
+these may have nothing to deliver. So no wait is longer than four times the last one, and the first is short: a writer
+that is alone never waits, and a wrong guess costs little.
 
 Pure: a wait decides when a writer tries, never whether its append is right (P3).
 Source: PROTOCOL P3; docs/decisions/0053.

@@ -110,7 +110,7 @@ class Changes:
     def _lacking(self) -> ConfigError:
         table = self._table
         return ConfigError(
-            f"{table.where}: an update was sent without a long value that it left as it was",
+            f"{table.where}: an update was sent without a long value that it did not change",
             not_done="no change from this transaction on was captured",
             next_step=f'run on the server: ALTER TABLE "{table.schema}"."{table.name}" REPLICA IDENTITY FULL; then '
             "capture the table into another log, as this change remains in the stream",

@@ -30,7 +30,7 @@ def add_parser(subparsers: Any) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     for name, does, handler, example in (
         ("list", "list the completed checkpoints, oldest first", list_all, "list hot-auctions --last 50"),
-        ("show", "show what one checkpoint consists of", show, "show hot-auctions latest"),
+        ("show", "show the contents of one checkpoint", show, "show hot-auctions latest"),
         ("verify", "read and check every object that the checkpoints name", verify, "verify hot-auctions --epoch 117"),
     ):
         described = f"{does[0].upper()}{does[1:]}."

@@ -33,9 +33,9 @@ ERROR_WIDTH_MAX = 90
 _BEFORE_CAUSE = re.compile(r"^\w+ on stream '[^']*' at [^ ]+: ")
 """The operator and its place, which the text of an error begins with; the operator has a column of its own."""
 _ABOUT = """\
-Append the records behind dead letters to the end of the log that they came from, so that the corrected job reads them
-again. Shows what would be appended; appends it with --apply. Each record is appended once per target, even if the
-command is killed and repeated; letters that were redriven are not offered again.
+Append the source records of dead letters to the end of their log, so that the corrected job reads them again.
+Shows the records; appends them with --apply. Each record is appended once per target, even if the command is killed
+and repeated; letters that were redriven are not offered again.
 
 A redriven record is a new record of that log, and every reader of the log takes it: other jobs, and branches of this
 job that processed the original and now count it twice. A record that could not be decoded had reached no branch. To
@@ -171,7 +171,7 @@ def _shown(source: str | None, letters: int, way: Redrive | None, places: dlq_pl
     """Return the plan for one source, JSON-able; unknown values are null."""
     target = to or (None if source is None else places.sources.get(source))
     if way is None:
-        why = "the source is not a log: see --to" if source else "the source of a row after a shuffle is not known"
+        why = "the source is not a log: see --to" if source else "the source of a row after a shuffle is unknown"
         count: dict[str, Any] = {"waiting": None, "records": None, "repeated": None}
         unfit = [{"why": why, "letters": letters}]
         return {"source": source, "to": target, "letters": letters, **count, "unfit": unfit}

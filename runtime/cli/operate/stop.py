@@ -104,7 +104,9 @@ def handle(args: argparse.Namespace) -> int:
         print(said)
         if shown.state == "stopped":
             if args.how == "now":
-                advise("no last checkpoint was taken; the next run reads again what came after the one before")
+                advise(
+                    "no last checkpoint was taken; the next run reads the records after the previous checkpoint again"
+                )
             advise("to resume from there: holdfast run JOB.py")
     return 0
 
@@ -182,7 +184,7 @@ def _unreachable(job: str, shown: Status, not_done: str) -> Unavailable:
 
 def _too_slow(stored: Stored, args: argparse.Namespace, answered: bool, shown: Status) -> Unavailable:
     finishing = args.how == "finish" and not args.drop_unread
-    until = "what its sources hold is read and " if finishing else ""
+    until = "all records of its sources are read and " if finishing else ""
     heard = "has accepted the request" if answered else "has not answered the request"
     waits = stop_waits(shown)
     why = "" if waits is None else f", and waits: {waits.what}"

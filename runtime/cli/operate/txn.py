@@ -34,7 +34,7 @@ _WHOSE = (
     "the same topic."
 )
 _LIST = f"""\
-List what open transactions hide in the topics that a job writes: per partition, from which offset on readers with
+List records that open transactions hide in the topics of a job: per partition, from which offset on readers with
 isolation.level=read_committed see nothing yet. {_WHOSE} A running job has
 one open during each delivery, for a moment.
 
@@ -72,14 +72,14 @@ def add_parser(subparsers: Any) -> None:
     formatter = argparse.RawDescriptionHelpFormatter
     show = actions.add_parser(
         "list",
-        help="show what open transactions hide",
+        help="show the records that open transactions hide",
         description=_LIST,
         epilog="examples:\n  holdfast txn list job.py\n  holdfast txn list job.py --json",
         formatter_class=formatter,
     )
     end = actions.add_parser(
         "abort",
-        help="abort what the job left open",
+        help="abort the transactions that the job left open",
         description=_ABORT,
         epilog="examples:\n  holdfast txn abort job.py\n  holdfast txn abort job.py --sink tops-out --apply",
         formatter_class=formatter,
@@ -126,7 +126,7 @@ def abort(args: argparse.Namespace) -> int:
     else:
         _print(stored.name, found)
         for each in todo if args.apply else ():
-            advise(f"{each.transactions.id}: what the job left open is aborted")
+            advise(f"{each.transactions.id}: the open transactions of the job are aborted")
         for each in left:
             advise(
                 f"{each.sink}: records are still hidden in {', '.join(sorted({one.topic for one in each.hidden}))}, by "
@@ -134,7 +134,7 @@ def abort(args: argparse.Namespace) -> int:
                 "transaction.timeout.ms"
             )
         if todo and not args.apply:
-            advise(f"\n{_WHOSE}\nNothing changed. To abort what the job left open: {_command(args)} --apply")
+            advise(f"\n{_WHOSE}\nNothing changed. To abort the job's open transactions: {_command(args)} --apply")
     return PLAN_ONLY if todo and not args.apply else 0
 
 
@@ -176,7 +176,7 @@ def _refuse_running(stored: Stored) -> None:
         raise Fenced(
             running.what,
             not_done="no transaction was aborted",
-            next_step=f"wait: a running job ends what it left open. Or stop it first: holdfast stop {stored.name}",
+            next_step=f"wait: a running job ends its open transactions. Or stop it first: holdfast stop {stored.name}",
             where=running.where,
         )
 

@@ -48,7 +48,7 @@ _JAVA_ADVICE = (
 def add_parser(subparsers: Any) -> None:
     """Register the command."""
     description = (
-        "Check Python, Java, Spark, packages, the root, disk space, clock, and what protects a cluster; with JOB.py "
+        "Check Python, Java, Spark, packages, the root, disk space, clock, and protection of a cluster; with JOB.py "
         "also its secrets, and each source and sink as a start would find it. Nothing is created or changed there."
     )
     examples = "holdfast doctor\nholdfast doctor job.py --local\nholdfast doctor --root s3://bucket/streams --master spark://host:7077"

@@ -37,7 +37,7 @@ _UNITS: dict[str | None, Callable[[int], str]] = {"ms": text.span, "bytes": text
 
 def add_parser(subparsers: Any) -> None:
     """Register the command."""
-    description = "Show what a job would do: graph, settings and their origins, changes against the last checkpoint."
+    description = "Show the plan of a job: graph, settings and their origins, changes against the last checkpoint."
     parser = add_command(
         subparsers, "plan", description, "holdfast plan job.py\nholdfast plan job.py --drop-state totals"
     )

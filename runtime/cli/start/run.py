@@ -122,7 +122,7 @@ def add_drop_state(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         help="give up the state of an operator, or of one of its aggregates, that was removed or has changed; may be "
-        "given several times. It takes effect once: with #2 behind it, once more",
+        "given several times. It takes effect once; to repeat it, append #2",
     )
 
 

@@ -139,7 +139,7 @@ class TestARun:
     def test_announces_what_a_second_signal_does_and_then_does_it(self, app: hf.App) -> None:
         reported = Reported()
         run = Run(prepared(app), reported, "here", "localhost", lambda _: NoWorkers(), 30.0)
-        with pytest.raises(KeyboardInterrupt, match="the next run reads again what is not committed, and delivers"):
+        with pytest.raises(KeyboardInterrupt, match="the next run reads uncommitted records again, and delivers"):
             run.run()
         (said,) = reported.notes
         assert said.startswith("stopping: a last checkpoint is taken and delivered. A second Ctrl-C or SIGTERM ends")

@@ -191,7 +191,7 @@ class TestNestedFields:
             ('"to": {"at": "yesterday"}', "column 'to': Failed to parse string: 'yesterday'"),
             ('"prices": [["net", 1]]', "column 'prices': Expected `object | null`, got `array`"),
             ('"prices": {"net": 1.005}', "column 'prices': Rescaling Decimal value would cause data loss"),
-            ('"open": "24:00:00"', "column 'open': '24:00:00' is no time of day such as 09:30:00"),
+            ('"open": "24:00:00"', "column 'open': '24:00:00' is not a time of day such as 09:30:00"),
         ],
     )
     def test_of_another_type_are_refused_with_their_place(self, value: str, why: str) -> None:
@@ -235,7 +235,7 @@ class TestDamage:
         assert refused == {0: Refused(refused[0].error, "bytes", value or b"")} and refused[0].error
 
     def test_of_a_tombstone_says_that_it_is_one(self) -> None:
-        assert one(JsonLines(PAIR), None) == "the value is null: a tombstone, which is no row"
+        assert one(JsonLines(PAIR), None) == "the value is null: a tombstone, which is not a row"
 
     @given(st.lists(st.sampled_from([*DAMAGED, *WHOLE]), max_size=30))
     def test_changes_no_other_row(self, values: list[bytes | None]) -> None:

@@ -200,7 +200,9 @@ class TestSource:
         if not is_read:
             assert len(app.plan().sinks) == 1
             return
-        with pytest.raises(ConfigError, match=r"'orders' reads .*, and so also what sink 'letters' writes to Kafka"):
+        with pytest.raises(
+            ConfigError, match=r"'orders' reads .*, and so also the rows that sink 'letters' writes to Kafka"
+        ):
             app.plan()
 
     def test_of_a_job_that_goes_on_has_its_catalogue_and_nothing_of_starts_that_made_none(self, tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ class TestSearch:
         assert count.suspect.killers == ()
         count.die(records(77, 78, digest=7))
         assert count.guilty is None
-        assert count.suspect == m.Suspect("f", killers=(m.Killer(7, "how it ended is not known", 0, 77),))
+        assert count.suspect == m.Suspect("f", killers=(m.Killer(7, "the cause of its end is unknown", 0, 77),))
 
     def test_never_leaves_out_a_row_at_which_the_process_has_died_once(self) -> None:
         """Even where every other death agrees: the last one may have been a kill from outside."""

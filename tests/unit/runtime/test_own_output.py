@@ -58,7 +58,7 @@ class TestFolderOfASink:
         (tmp_path / "data").mkdir()
         (tmp_path / "linked").symlink_to(tmp_path / "data")
         for read, written in (("data", "linked"), ("linked", "data/out"), ("data", "linked/out")):
-            with pytest.raises(hf.ConfigError, match="and so also what sink 'out' writes to"):
+            with pytest.raises(hf.ConfigError, match="and so also the rows that sink 'out' writes to"):
                 planned(str(tmp_path / read), hf.Files(tmp_path / written))
 
     @pytest.mark.parametrize("kind", SINKS)
@@ -78,7 +78,9 @@ class TestFolderOfASink:
         if kind == "sqlite" and "://" in written:
             written = "/data/out"
             read = "/data"
-        with pytest.raises(hf.ConfigError, match="'bids' reads folder .*, and so also what sink 'out' writes to") as no:
+        with pytest.raises(
+            hf.ConfigError, match="'bids' reads folder .*, and so also the rows that sink 'out' writes to"
+        ) as no:
             planned(read, SINKS[kind](written))
         assert (no.value.not_done, no.value.exit_status) == ("the job was not planned", 2)
 
@@ -102,14 +104,14 @@ class TestFolderOfASink:
 
     def test_is_refused_if_a_source_reads_one_value_of_it(self) -> None:
         written = hf.Files("/data", partition_by=["auction"])
-        with pytest.raises(hf.ConfigError, match="and so also what sink 'out' writes to"):
+        with pytest.raises(hf.ConfigError, match="and so also the rows that sink 'out' writes to"):
             planned("/data/auction=7/date=2026-11-27", written)
         planned("/data/auction=7/in", written)
 
     def test_of_dead_letters_is_refused_too(self) -> None:
         app = hf.App("bids", dlq=hf.Log("/data/letters"))
         app.source("bids", hf.Files("/data", Bid, "jsonl"), on_error="dlq").sink("out", hf.Files("/out"))
-        with pytest.raises(hf.ConfigError, match="and so also what sink 'dlq' writes to log"):
+        with pytest.raises(hf.ConfigError, match="and so also the rows that sink 'dlq' writes to log"):
             app.plan()
 
 
@@ -161,7 +163,7 @@ class TestLogOfASink:
     ) -> None:
         other = f"{scheme}{log.parent}/{spelled}"
         read, target = (log, other) if written else (other, log)
-        assert "and so also what sink 'out' writes to log" in refused(hf.Log(read, Bid), hf.Log(target))
+        assert "and so also the rows that sink 'out' writes to log" in refused(hf.Log(read, Bid), hf.Log(target))
 
     @pytest.mark.parametrize("other", ["bids-2", "bid", "bids/below"])
     def test_beside_it_is_planned(self, log: Path, other: str) -> None:
@@ -170,12 +172,12 @@ class TestLogOfASink:
     def test_of_dead_letters_is_refused_too(self, log: Path) -> None:
         app = hf.App("bids", dlq=hf.Log(log.parent / "linked"))
         app.source("bids", hf.Log(log, Bid)).sink("out", hf.Log(log.parent / "out"))
-        with pytest.raises(hf.ConfigError, match="and so also what sink 'dlq' writes to log"):
+        with pytest.raises(hf.ConfigError, match="and so also the rows that sink 'dlq' writes to log"):
             app.plan()
 
     def test_that_a_captured_table_fills_is_refused(self, log: Path) -> None:
         source = hf.SQLiteChanges(log.parent / "sales.db", "bids", into=hf.Log(log))
-        assert "and so also what sink 'out' writes to log" in refused(source, hf.Log(log.parent / "linked"))
+        assert "and so also the rows that sink 'out' writes to log" in refused(source, hf.Log(log.parent / "linked"))
 
 
 class TestTopicOfASink:
@@ -197,7 +199,7 @@ class TestTopicOfASink:
         self, read: str, written: str, topic: str, is_one: bool, delivery: Any
     ) -> None:
         why = refused(hf.Kafka(read, "bids", hf.JSON(Bid)), hf.Kafka(written, topic, delivery=delivery))
-        assert ("and so also what sink 'out' writes to Kafka" in why) == is_one
+        assert ("and so also the rows that sink 'out' writes to Kafka" in why) == is_one
 
 
 class TestTableOfASink:
@@ -211,7 +213,7 @@ class TestTableOfASink:
         (tmp_path / "linked.db").symlink_to(tmp_path / "sales.db")
         source = hf.SQLiteChanges(tmp_path / "sales.db", "bids", into=hf.Log(tmp_path / "log"))
         why = refused(source, hf.SQLite(tmp_path / file, table, key=["auction"]), as_table=True)
-        assert ("and so also what sink 'out' writes to" in why) == is_one
+        assert ("and so also the rows that sink 'out' writes to" in why) == is_one
 
     @pytest.mark.parametrize(
         ("dsn", "table", "schema", "is_one"),
@@ -243,7 +245,7 @@ class TestCommands:
         before = sorted(tmp_path.rglob("*"))
         assert main([command, str(tmp_path / "job.py"), "--json"]) == 2
         said = capsys.readouterr()
-        assert "and so also what sink 'out' writes to" in said.out + said.err
+        assert "and so also the rows that sink 'out' writes to" in said.out + said.err
         assert sorted(tmp_path.rglob("*")) == before
 
     def test_say_nothing_of_a_source_beside_the_sink(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -152,7 +152,7 @@ class TestLogs:
     def test_that_are_no_changelogs_are_refused(self) -> None:
         store = MemoryObjects()
         create_log(store, TABLE.rows(), 2, ["id"])
-        with pytest.raises(ConfigError, match="is no changelog with the key id"):
+        with pytest.raises(ConfigError, match="is not a changelog with the key id"):
             opened(store)
 
     def test_that_are_sealed_are_refused(self) -> None:

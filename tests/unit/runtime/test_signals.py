@@ -83,7 +83,7 @@ class TestStopSignals:
             os.kill(os.getpid(), number)
             assert signals.arrived()
             clock.now += 2 * SAME_WITHIN_S
-            with pytest.raises(KeyboardInterrupt, match="delivers what is"):
+            with pytest.raises(KeyboardInterrupt, match="delivers committed output"):
                 os.kill(os.getpid(), number)
 
     @pytest.mark.parametrize("number", NUMBERS)

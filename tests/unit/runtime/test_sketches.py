@@ -128,20 +128,20 @@ class TestMember:
     def test_a_wrong_question_is_an_error(self) -> None:
         function = filter_of(pa.int64(), 50)
         [members] = function.results(folded(function, pa.array([1]), np.zeros(1, np.int64), 1)).to_pylist()
-        with pytest.raises(hf.ConfigError, match="'x' is no value of type int64"):
+        with pytest.raises(hf.ConfigError, match="'x' is not a value of type int64"):
             hf.may_contain(members, "x")
         for given in (b"", b"\x01", members[:9], b"\x02" + members[1:], members[:5]):
-            with pytest.raises(hf.ConfigError, match="is no result of hf.member"):
+            with pytest.raises(hf.ConfigError, match="is not a result of hf.member"):
                 hf.may_contain(given, 1)
 
     @pytest.mark.parametrize("given", [{"expected": 0}, {"expected": 2_000_000}, {"expected": 1.5}, {"expected": True}])
     def test_an_unfit_number_of_values_is_refused(self, given: Any) -> None:
-        with pytest.raises(hf.ConfigError, match="expected is no number between 1 and 1,000,000"):
+        with pytest.raises(hf.ConfigError, match="expected is not a number between 1 and 1,000,000"):
             hf.member("v", **given)
 
     @pytest.mark.parametrize("error", [0, 0.0, 1.0, 1e-7, "1 %"])
     def test_an_unfit_share_of_errors_is_refused(self, error: Any) -> None:
-        with pytest.raises(hf.ConfigError, match="error is no share"):
+        with pytest.raises(hf.ConfigError, match="error is not a share"):
             hf.member("v", error=error)
 
 

@@ -86,7 +86,7 @@ class TestBudget:
         assert budget.channels == budget.total // 4 and budget.tables > budget.total * 2 // 5
 
     def test_counts_what_waits_in_channels(self) -> None:
-        with pytest.raises(hf.ConfigError, match="1,264MiB: 1,200MiB for what waits in channels"):
+        with pytest.raises(hf.ConfigError, match="1,264MiB: 1,200MiB for data that waits in channels"):
             refuse(too_little_memory(plan(), 80 * MIB, 4, 200 * MIB))
 
 

@@ -236,7 +236,7 @@ class TestRefusals:
             ({"key": "kode"}, "there is no column 'kode'"),
             ({"key": []}, "key=[] names no columns"),
             ({"deleted": "rate"}, "deleted='rate' is decimal128(5, 2)"),
-            ({"deleted": 5}, "deleted=5 is no name of a column"),
+            ({"deleted": 5}, "deleted=5 is not the name of a column"),
             ({"event_time": "rate"}, "the event time 'rate' is decimal128(5, 2)"),
         ],
     )

@@ -150,7 +150,7 @@ class TestStopping:
         assert said == (
             f"the stop waits: sink out cannot deliver: {FULL}; 20 rows of 1 epoch waiting, the oldest is 6. Next: look."
             " To end the run without waiting: a second Ctrl-C, or holdfast stop hot --now. Nothing is lost: the next "
-            "run reads again what is not committed, and delivers what is"
+            "run reads uncommitted records again, and delivers committed output"
         )
 
     def test_is_part_of_the_line(self) -> None:

@@ -141,7 +141,7 @@ class TestAbort:
         ended = holdfast("txn", "abort", job.file)
         assert (
             ended.status == 3
-            and f"Nothing changed. To abort what the job left open: holdfast txn abort {job.file}" in (ended.err)
+            and f"Nothing changed. To abort the job's open transactions: holdfast txn abort {job.file}" in (ended.err)
         )
         assert job.seen() == seen
 
@@ -151,7 +151,7 @@ class TestAbort:
         job.kafka.produce(job.topic, [b"another"])
         assert job.seen() == seen
         ended = holdfast("txn", "abort", job.file, "--apply")
-        assert ended.status == 0 and f"{job.id}: what the job left open is aborted" in ended.err
+        assert ended.status == 0 and f"{job.id}: the open transactions of the job are aborted" in ended.err
         assert "still hidden" not in ended.err
         assert job.seen() == seen + 1
         assert isinstance(job.deliver(2), Delivered)
