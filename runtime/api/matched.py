@@ -211,11 +211,7 @@ def _taken(name: str, node: Node, automaton: Automaton, keys: tuple[str, ...], t
     ]
     if len(fitting) != 1:
         stages = ", ".join(stage.name for stage in automaton.stages)
-        why = (
-            "means a column of several steps"
-            if fitting
-            else "is not a key, the event time or <step>_<column>"
-        )
+        why = "means a column of several steps" if fitting else "is not a key, the event time or <step>_<column>"
         raise refused(
             use,
             f"{name!r} of the result {why}",

@@ -424,7 +424,7 @@ class TestRefusals:
         ("given", "says"),
         [
             ({"to": Named, "select": 5}, "is not a function"),
-            ({"to": pa.schema([("b_nothing", pa.int64())])}, "no <step>_<column>"),
+            ({"to": pa.schema([("b_nothing", pa.int64())])}, "the event time or <step>_<column>"),
             ({"to": pa.schema([("a_id", pa.int32())])}, "'a_id' of the result is int32"),
             ({"to": Named}, "'user' of the result is string, and 'user' is string or null"),
             ({"to": Count, "select": len, "skip": "most"}, "skip='most' is unknown"),

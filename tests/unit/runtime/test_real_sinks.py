@@ -276,7 +276,7 @@ class TestStartOfAJob:
         create_log(
             LocalObjects(tmp_path / "totals"), pa.schema([("word", pa.utf8()), ("rows", pa.int64())]), key=["word"]
         )
-        with pytest.raises(hf.ConfigError, match="the log is no changelog"):
+        with pytest.raises(hf.ConfigError, match="the log is not a changelog"):
             prepare(app.plan(), resolve(app))
 
     def test_the_test_driver_replaces_the_log_by_a_table(self, tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ class TestPreparing:
 
     def test_a_log_that_is_no_changelog_is_refused(self, tmp_path: Path) -> None:
         create_log(LocalObjects(tmp_path / "log"), SCHEMA, key=KEY)
-        with pytest.raises(ConfigError, match="the log is no changelog") as refused:
+        with pytest.raises(ConfigError, match="the log is not a changelog") as refused:
             sink(tmp_path).prepare(SCHEMA, KEY)
         assert refused.value.next_step == "name another log; a missing one is created as a changelog"
 
