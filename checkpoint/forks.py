@@ -4,7 +4,7 @@ The state of the checkpoint is copied below the fork's own folder. Output that t
 not copied: the original job delivers it, under its own identity.
 
 Invariants
-    - The fork has a UUID of its own, so tags, fences and segments of the two jobs are never taken for each other (P1).
+    - The fork has its own UUID, so tags, fences and segments of the two jobs are never confused (P1).
     - Its checkpoint has the same epoch, offsets, watermarks, key groups and operators; it names copies alone.
     - It names no output, neither pending nor confirmed, and its audit has counted nothing.
 

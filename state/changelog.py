@@ -138,7 +138,7 @@ class Writer:
     """Writes one segment, operator by operator, as a stream; leaving the context completes it.
 
     Args:
-        into: Receives the bytes, in pieces; none any more once an error has left the context.
+        into: Receives the bytes, in pieces; none any longer once an error has left the context.
     """
 
     def __init__(self, into: Sink, header: SegmentHeader) -> None:

@@ -1,7 +1,7 @@
 """Write requirements.lock, tools/docs.lock and tools/go.lock: every package that the project needs, pinned and hashed.
 
 requirements.lock holds the packages that the project, its demo and its tests need. tools/docs.lock holds the generator
-of the site, which reads the source without importing it and is installed in an environment of its own.
+of the site, which reads the source without importing it and is installed in a separate environment.
 
 pip resolves the dependencies of pyproject.toml once, for the Python that runs this script; for the other supported
 interpreters and processors, the script adds the hashes of the same versions. pip's configuration chooses the

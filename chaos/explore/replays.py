@@ -47,7 +47,7 @@ PLAIN: dict[str, Any] = {
     "copied_per_turn": None,
     "batches": (False,),
 }
-"""A scenario without a feature, by its name; branches have names of their own."""
+"""A scenario without a feature, by its name; branches have their own names."""
 FEATURES = (*PLAIN, *BRANCHES)
 
 

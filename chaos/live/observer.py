@@ -11,7 +11,7 @@ Checked after every read
 Invariants
     - A target, or a table named as growing, that was never seen is reported: it proves nothing.
     - A target that is missing or busy is read again; any other error while reading a target is a finding.
-    - Reading never blocks others for long: one transaction per look, and no lock between two.
+    - Reading never blocks others for a long time: one transaction per look, and no lock between two.
 """
 
 from __future__ import annotations

@@ -223,7 +223,7 @@ class Stream(Generic[T]):
         """Join rows with rows of another stream that have the same key and fit in event time.
 
         Columns: those of this stream, then those of the other except `on`; window_start and window_end if a window is
-        given. A pair is emitted when its second row arrives; an unmatched row when no partner can come any more. Rows
+        given. A pair is emitted when its second row arrives; an unmatched row when no partner can come any longer. Rows
         that arrive after that go to `.late`, or are only counted. A null in a key column joins nothing.
 
         Args:
@@ -372,7 +372,7 @@ class Stream(Generic[T]):
         Args:
             name: Identity of the state. Renaming the operator starts it empty.
             pattern: `hf.pattern(...)`, with `.within(...)`, which bounds the kept rows.
-            key: The columns that rows of a match have in common. Nulls form a key of their own.
+            key: The columns that rows of a match have in common. Nulls form a separate key.
             to: Rows of the result. Without `select`, a field is a key column, the event time column (the time of the
                 match), or `<step>_<column>`.
             select: Takes the rows of the match, `m.a` for the step "a" (a tuple of rows for a step with `times`), and
@@ -405,7 +405,7 @@ class Stream(Generic[T]):
         return self._then(check, schema, row_type, self._time_in(schema))
 
     def key_by(self, *columns: str) -> Keyed:
-        """Group rows by columns; nulls form a group of their own."""
+        """Group rows by columns; nulls form a separate group."""
         use = self._use("key_by")
         if not columns:
             raise refused(f"{use}: no column is given", "name the columns that make up the key")
@@ -739,7 +739,7 @@ class Windowed:
 
 
 class ProcessedStream(Stream[T]):
-    """The rows that a keyed function emits; those on its sides are streams of their own."""
+    """The rows that a keyed function emits; those on its sides are separate streams."""
 
     def side(self, name: str) -> Stream:
         """Return the rows that the function emits by `ctx.side(name, row)`; if unused, they are discarded."""
@@ -747,7 +747,7 @@ class ProcessedStream(Stream[T]):
 
 
 class TimedStream(Stream[Row]):
-    """The results of an operator over event time; its late records are a stream of their own."""
+    """The results of an operator over event time; its late records are a separate stream."""
 
     @property
     def late(self) -> Stream:
@@ -765,7 +765,7 @@ class PunctualStream(TimedStream):
 
 
 class MatchedStream(Stream[T]):
-    """The matches of a pattern; its late records are a stream of their own."""
+    """The matches of a pattern; its late records are a separate stream."""
 
     @property
     def late(self) -> Stream:
@@ -902,7 +902,7 @@ class GroupedTable:
 
 
 class JoinedStream(Stream[Row]):
-    """The pairs of a join; its late rows are a stream of their own."""
+    """The pairs of a join; its late rows are a separate stream."""
 
     @property
     def late(self) -> Stream:

@@ -288,7 +288,7 @@ def standby_allowed_at(state: Master) -> float:
 
 
 def launch_missing(state: Master, now: float) -> Step:
-    """Start the missing workers, unless none is needed any more or the backoff has not passed."""
+    """Start the missing workers, unless none is needed any longer or the backoff has not passed."""
     if state.ends_repaired:
         return state, []
     late = [number for number, at in state.launching.items() if now - at > LAUNCH_DEADLINE_S]

@@ -107,7 +107,7 @@ def is_full(kill: Kill) -> bool:
 
 
 def _oldest_passed(kill: Kill) -> Killer | None:
-    """Return a row that need not be left out any more. Those with offsets go when an epoch is past them."""
+    """Return a row that need not be left out any longer. Those with offsets go when an epoch is past them."""
     old = kill.killers[: len(kill.killers) - kill.recent]
     return next((killer for killer in old if killer.partition == UNKNOWN), None)
 

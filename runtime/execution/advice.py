@@ -35,7 +35,7 @@ def warnings_of(facts: Facts, plan: Plan, partitions: Mapping[str, tuple[int, ..
 
 
 def _not_in_fork(plan: Plan, starts: Mapping[Origin, int], partitions: Mapping[str, tuple[int, ...]]) -> list[str]:
-    """Return a warning for every partition of which a fork that has not begun can read nothing any more."""
+    """Return a warning for every partition of which a fork that has not begun can read nothing any longer."""
     warnings = []
     for spec in (each for each in plan.sources if each.source.traits.loses_partitions):
         with closing(spec.source.open()) as opened:

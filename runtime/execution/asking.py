@@ -1,6 +1,6 @@
 """Handles the requests in a run's inbox: check the requirements of each, let the loop decide, answer.
 
-Before the loop decides on a rewind, a lane of its own checks it against the code and the targets of this run; that
+Before the loop decides on a rewind, a separate lane checks it against the code and the targets of this run; that
 reads manifests and may take a while.
 
 Invariants

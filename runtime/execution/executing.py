@@ -64,7 +64,7 @@ def execute(prepared: Prepared, execution: Execution, ports: Ports) -> Outcome:
 
 
 class Publisher:
-    """Makes the status of one run and writes it to `live.json`, on a lane of its own.
+    """Makes the status of one run and writes it to `live.json`, on a separate lane.
 
     Args:
         mode: Which execution runs.

@@ -1,6 +1,6 @@
 """Finds the remedy for a damaged object of the root: a checkpoint that does not need it.
 
-An object is needed by the checkpoints from the epoch that wrote it to the one after which nothing names it any more.
+An object is needed by the checkpoints from the epoch that wrote it to the one after which nothing names it any longer.
 So the newest retained checkpoint before that epoch computes it again: a rewind to it reads the records since then once
 more. Only manifests are read; `checkpoints verify` checks whether the objects of that checkpoint are intact.
 

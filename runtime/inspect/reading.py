@@ -51,7 +51,7 @@ class At:
     at: int
     """When it was completed; microseconds since 1970, UTC."""
     abandoned: bool
-    """Whether a rewind abandoned it: it is not part of the job's history any more."""
+    """Whether a rewind abandoned it: it is not part of the job's history any longer."""
     names: tuple[str, ...]
 
 

@@ -1,6 +1,6 @@
 """Records that the sources have left to read in one generation, as of the last look at them.
 
-Every source is asked on a lane of its own, since one may answer slowly or not at all.
+Every source is asked on a separate lane, since one may answer slowly or not at all.
 
 Invariants
     - Nothing counts as ended, or as read by this run, before a look has shown it.
@@ -184,7 +184,8 @@ class Outlook:
         return sum(max(0, readable.get(place, 0) - max(at.offset, 0)) for place, at in positions.items())
 
     def silent(self, positions: Positions) -> dict[Place, bool]:
-        """Return the partitions with event time that have had nothing to read for long: quiet ones, and idle ones."""
+        """Return the partitions with event time that have had nothing to read for a long time: quiet ones, and idle
+        ones."""
         found, readable = dict[Place, bool](), self.readable()
         for place, at in positions.items():
             if readable.get(place, 0) > max(at.offset, 0):

@@ -70,7 +70,8 @@ class Batch:
     stops: Mapping[Place, Stop]
     """Partitions of which this run, or any run, reads no more than this epoch does."""
     silent: Mapping[Place, bool]
-    """Partitions without a record for long: quiet ones, and idle ones (True), for which event time does not wait."""
+    """Partitions without a record for a long time: quiet ones, and idle ones (True), for which event time does not
+    wait."""
     now_us: int
     """The driver's clock. Timers and windows up to this time are due, even if the clock of a task's host is behind."""
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 INPUT = -1
 """The input of a step that reads the fragment's input at port 0; `entry` returns the one of any port."""
 MAIN = "main"
-"""The side on which a step emits its stream; other sides have names of their own, such as "late"."""
+"""The side on which a step emits its stream; other sides have their own names, such as "late"."""
 OP_FIELD = pa.field(OP, pa.int8(), nullable=False)
 """The last column of every batch of an upsert stream; schemas of streams leave it out."""
 

@@ -152,7 +152,7 @@ class ReaderAhead:
             confirms them. May raise.
         offset: Where to begin.
         wait: Waits for a short time, or until it is worth reading again; None: the source cannot signal it. It is
-            called in a lane of its own when there were no records, so that the worker need not look for them all the
+            called in a separate lane when there were no records, so that the worker need not look for them all the
             time.
     """
 

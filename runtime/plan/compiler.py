@@ -1,7 +1,7 @@
 """Compile the graph of a job's code into a plan: fragments of steps, joined by edges.
 
 A fragment grows from a source, or from the receiving end of an edge, and takes in everything up to the next shuffle.
-A union of streams from several fragments gets a fragment of its own, which they reach without a shuffle. A stream that
+A union of streams from several fragments gets a separate fragment, which they reach without a shuffle. A stream that
 is used several times is computed once: its steps are shared and their output goes to every use. Streams with the same
 key share one edge.
 

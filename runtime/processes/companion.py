@@ -217,7 +217,7 @@ class Companion:
 
 
 def _started(board: Board) -> _Process:
-    """Start a process of its own. Raises OSError."""
+    """Start a separate process. Raises OSError."""
     process = subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", _PROGRAM],
         stdin=subprocess.PIPE,

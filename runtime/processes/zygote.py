@@ -111,7 +111,7 @@ class _Surrounded(msgspec.Struct, frozen=True):
 
 
 Run: TypeAlias = Callable[[int, Forked | None], object]
-"""Runs the worker of a launch in a process of its own, beside its companion, unless that could not be forked."""
+"""Runs the worker of a launch in a separate process, beside its companion, unless that could not be forked."""
 FromDriver: TypeAlias = Task | Launch | Kill
 FromZygote: TypeAlias = Ready | Error | Ended
 FROM_DRIVER: msgspec.msgpack.Decoder[FromDriver] = msgspec.msgpack.Decoder(FromDriver)

@@ -40,7 +40,7 @@ _NOWHERE = 1 << 63
 def source_rows(there: Manifest, here: Manifest, sources: Sequence[SourceSpec]) -> list[dict[str, Any]]:
     """Return a row of the plan's `sources` for every partition.
 
-    A row has a `reason` if nothing of the partition exists any more, and a `unit` if it counts bytes, not records.
+    A row has a `reason` if nothing of the partition exists any longer, and a `unit` if it counts bytes, not records.
 
     Args:
         there: The checkpoint to return to.

@@ -1,6 +1,6 @@
 """Types of values in the state of keyed functions: which are taken, how they are stored, which may follow which.
 
-Numbers, text, bytes and booleans have columns of their own. Any other value is bytes in MessagePack, which names the
+Numbers, text, bytes and booleans have their own columns. Any other value is bytes in MessagePack, which names the
 fields of dataclasses: a field may be added with a default, or removed, and the kept values are still read. Values that
 are not set again keep a removed field, so its type is remembered: a later field of that name must have it.
 

@@ -4,8 +4,8 @@ Rows of the shuffle are few and large: a block of frames, or a result, in a bina
 receives it. A task is the partition of its subtask in every stage.
 
 Invariants
-    - Every attempt of a task has an identity of its own.
-    - The end of a job is reported once, from a thread of its own.
+    - Every attempt of a task has its own identity.
+    - The end of a job is reported once, from a separate thread.
 
 Source: DESIGN section 8; docs/decisions/0047-microbatch.md.
 """

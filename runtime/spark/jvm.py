@@ -70,7 +70,7 @@ class Quieter:
 
 
 def uninterrupted(work: Callable[[], R]) -> R:
-    """Do the work on a thread of its own, which no interrupt reaches; return its result or raise its error.
+    """Do the work on a separate thread, which no interrupt reaches; return its result or raise its error.
 
     Raises:
         KeyboardInterrupt: after the work has ended. A second interrupt is raised immediately; a program that continues
@@ -146,7 +146,7 @@ def _end(jvm: subprocess.Popen[bytes]) -> None:
 
 
 def end_jvm(jvm: subprocess.Popen[bytes], within_s: float = JVM_ENDS_WITHIN_S) -> None:
-    """End a JVM that has a session of its own, as the end of this process would, and wait for the processes that it
+    """End a JVM that has its own session, as the end of this process would, and wait for the processes that it
     started."""
     assert jvm.stdin is not None
     try:

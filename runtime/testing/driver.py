@@ -173,7 +173,7 @@ class PushedSource(Source, OpenSource):
 
 
 _NUMBERS = itertools.count()
-"""Numbers the drivers of this process: each has a changelog of its own."""
+"""Numbers the drivers of this process: each has its own changelog."""
 
 
 class TestDriver:

@@ -164,7 +164,7 @@ def changes_nothing_when_it_is_delivered_again(kit: SinkKit) -> None:
 
 
 def keeps_writers_and_jobs_apart(kit: SinkKit) -> None:
-    """Every writer of every job has a tag of its own."""
+    """Every writer of every job has its own tag."""
     kit.deliver(3, ANN)
     assert kit.deliver(1, BEA, writer=RIGHT) == Delivered(1)
     with kit.target(job="another") as target:
@@ -300,7 +300,7 @@ def names_what_was_uploaded(kit: SinkKit) -> None:
 
 
 def takes_output_back(kit: SinkKit) -> None:
-    """With `repairs`: the target is as it was after the base epoch, and nothing older is delivered any more (P21)."""
+    """With `repairs`: the target is as it was after the base epoch, and nothing older is delivered any longer (P21)."""
     repairs = _needed("repairs", kit.prepared().repairs)
     kit.deliver(1, ANN)
     kit.deliver(2, BEA)

@@ -58,7 +58,7 @@ class SinkKit:
         return closing(self.prepared().open(job, writer, claim))
 
     def deliver(self, epoch: int, *rows: Row, timeline: int = 1, writer: Writer = LEFT) -> object:
-        """Deliver one epoch by a target of its own."""
+        """Deliver one epoch by a separate target."""
         with self.target(writer) as target:
             return target.deliver(tag(epoch, timeline), [self.batch(*rows)] if rows else [])
 

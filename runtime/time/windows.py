@@ -64,7 +64,7 @@ class Windows(Protocol):
     merging: ClassVar[bool]
     """Whether windows of one key that touch become one, with merged aggregates."""
     per_record: ClassVar[bool]
-    """Whether every record has a window of its own, which ends with it."""
+    """Whether every record has its own window, which ends with it."""
 
     @property
     def time_of_results(self) -> str:

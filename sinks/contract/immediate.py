@@ -83,7 +83,7 @@ class ImmediateTarget(Protocol):
     """One owner's access to a target. One call at a time, from any thread; every call may be repeated."""
 
     def fence(self, starts: Mapping[Origin, int]) -> None:
-        """Take these partitions over, so that no older generation writes from them any more.
+        """Take these partitions over, so that no older generation writes from them any longer.
 
         Args:
             starts: The offset from which each is read.

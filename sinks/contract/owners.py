@@ -242,7 +242,7 @@ def went_back(where: str, standing: Tag | None, known: Tag) -> Damaged:
 
 
 def rows_taken_back(where: str, newest: Tag, by: str) -> Damaged:
-    """Return the error for a target that has the tag of a delivery, but not all of its rows any more.
+    """Return the error for a target that has the tag of a delivery, but not all of its rows any longer.
 
     Args:
         by: The action of the other program, as a clause.

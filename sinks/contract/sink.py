@@ -248,7 +248,7 @@ class Repairs(ABC):
         """Move every writer's tag to `rewinding.to` and take back everything newer than its epoch, or change nothing.
 
         The tags move first, including those of writers that have none yet, so no writer of an older timeline can
-        deliver any more (P21). Repeated, it changes nothing.
+        deliver any longer (P21). Repeated, it changes nothing.
 
         Raises:
             Fenced: the target is on a newer timeline.

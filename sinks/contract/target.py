@@ -134,7 +134,7 @@ class Target(ABC):
         return None
 
     def forget(self, through: Tag) -> None:
-        """Drop the before-images of deliveries up to this tag, which no rewind can reach any more.
+        """Drop the before-images of deliveries up to this tag, which no rewind can reach any longer.
 
         This includes older timelines, but no later epoch: rows that an earlier rewind left may be rewound again.
         """

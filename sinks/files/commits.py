@@ -147,7 +147,7 @@ class Commits:
         followed = 0
         while (following := self._read(known.sequence + 1)) is not None:
             known, followed = following, followed + 1
-            if followed == FOLLOWED_MAX:  # other sinks have committed for long
+            if followed == FOLLOWED_MAX:  # other sinks have committed for a long time
                 known, followed = self.at(newest_sequence(self.stores.own, known.sequence)), 0
         self._tail = known
         return known

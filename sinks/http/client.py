@@ -189,7 +189,7 @@ class HttpClient:
 
     def _values(self) -> Iterable[str]:
         for each in self._place.secrets:
-            with suppress(HoldfastError):  # it cannot be read any more; the next request reports that
+            with suppress(HoldfastError):  # it cannot be read any longer; the next request reports that
                 yield each.value()
 
 

@@ -432,7 +432,7 @@ def _between(rows: pa.Table, key: Sequence[str]) -> BooleanExpression:
 
 
 def _spec(schema: Schema, partition_by: Sequence[str]) -> PartitionSpec:
-    """Return a partition for each value of these columns. Every field of the schema has an id of its own."""
+    """Return a partition for each value of these columns. Every field of the schema has its own id."""
     if not partition_by:
         return UNPARTITIONED_PARTITION_SPEC
     ids = {field.name: field.field_id for field in schema.fields}

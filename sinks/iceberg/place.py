@@ -27,7 +27,7 @@ _MISREAD = re.compile(r"[#?%\x00-\x1f\x7f]")
 """Characters that pyiceberg treats as a part of a URL, or may read as another character."""
 _SCHEMES = ("s3://", "s3a://", "gs://", "abfs://", "abfss://")
 _OWN = ("uri", "type", "warehouse", "init_catalog_tables", "echo")
-"""Properties of a catalogue that have arguments of their own, or none."""
+"""Properties of a catalogue that have their own arguments, or none."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ and the number as `version`; Iceberg keeps it as table properties. They survive 
 and a manual return to an older version. The description in a commit is removed with old commits, so nothing here
 depends on it.
 
-- Names cannot be listed, only looked up. So a sink's newest tag has a name of its own, beside those of its writers.
+- Names cannot be listed, only looked up. So a sink's newest tag has its own name, beside those of its writers.
 - A number holds a tag: timeline * 2**40 + epoch, which grows as tags do.
 - A number holds 6 bytes of a text: an owner's token takes several names.
 - A table with a key belongs to one sink of one job. It has the number of that sink, so that a look needs one name; the

@@ -1,6 +1,6 @@
 """The commits of a table as its history shows them, and whether another program took back a sink's deliveries.
 
-Going back to an older version is a commit of its own in Delta, and another current snapshot in Iceberg. Neither changes
+Going back to an older version is a separate commit in Delta, and another current snapshot in Iceberg. Neither changes
 the book: the tag then claims rows that no longer exist, and the job would continue without them. So the newest commit
 of the sink is looked for among the versions that the table's rows are made of.
 

@@ -61,6 +61,6 @@ def revealed(options: Options) -> dict[str, str]:
 def without_secrets(text: str, secrets: Iterable[Secret]) -> str:
     """Return a text of a library without the values of these secrets."""
     for each in secrets:
-        with suppress(HoldfastError):  # it cannot be read any more; the next commit reports that
+        with suppress(HoldfastError):  # it cannot be read any longer; the next commit reports that
             text = text.replace(each.value(), SHOWN)
     return text

@@ -53,7 +53,7 @@ class Collect(SQLite):
 
     @property
     def traits(self) -> SinkTraits:
-        """Until it is bound to a file of its own, it has no target that another sink could share."""
+        """Until it is bound to a separate file, it has no target that another sink could share."""
         table, bound = super().traits, bool(self.path)
         paths = (self.path,) if bound else ()
         return replace(table, kind="Collect", local_paths=paths, exclusive=table.exclusive and bound)

@@ -5,7 +5,7 @@ names may add rows to a table without a key. Only one job may use each name: a r
 time.
 
 The row of the whole table (`share` empty) names the sink that it belongs to, or none if rows are only added; then each
-sink has a row of its own. So any two claims that exclude each other meet in the primary key.
+sink has its own row. So any two claims that exclude each other meet in the primary key.
 
 Invariants
     - A claim is noted in the transaction of the first delivery, fence or repair of a sink.

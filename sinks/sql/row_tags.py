@@ -108,7 +108,7 @@ class RowTags:
         self._s.dialect.upsert(self._s.db, Upsert(self._s.own(TOMBSTONE), _COLUMNS, _KEY, source, given.values))
 
     def forget(self, through: Tag) -> None:
-        """Drop the writer's tombstones up to a tag: nothing older than it is delivered any more."""
+        """Drop the writer's tombstones up to a tag: nothing older than it is delivered any longer."""
         s, given = self._s, self._s.given()
         s.execute(
             f"DELETE FROM {s.own(TOMBSTONE)} WHERE {s.quoted('table')} = {given(self.named)} "

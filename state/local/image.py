@@ -1,7 +1,7 @@
 """Images: the tables of a store as files on this machine, for the next process that needs them.
 
 Below a folder, every image is a folder: a `lock`, a `head` that describes the image, and the arrays, large ones in
-files of their own, small ones in one file. Several processes may map an image at a time; one that changes it is alone.
+separate files, small ones in one file. Several processes may map an image at a time; one that changes it is alone.
 
 Invariants
     - A head describes its image: it is removed before the first change, and written, by rename, after the last.
@@ -56,7 +56,7 @@ _NEW, _REMOVED = ".new-", ".removed-"
 
 
 class StoredArray(msgspec.Struct, frozen=True):
-    """Where an array is: in a file of its own, or from an offset on in the file of small arrays."""
+    """Where an array is: in a separate file, or from an offset on in the file of small arrays."""
 
     dtype: str
     size: int
@@ -393,7 +393,7 @@ def _tidy(path: Path, wanted: Wanted) -> None:
 
 
 def remove_old(jobs: Path, folder: str, now: float) -> None:
-    """Remove the images of all jobs on this machine that no process has used for long."""
+    """Remove the images of all jobs on this machine that no process has used for a long time."""
     for path in jobs.glob(f"*/{folder}/*"):
         try:
             old = now - os.stat(path / _LOCK).st_mtime > OLD_S

@@ -46,7 +46,7 @@ _IN_USE, _OF_FILE = np.uint64(0b11 << 62), np.uint64(1 << 61)
 
 
 class Area:
-    """A range of address space, unmapped when no array refers to it any more.
+    """A range of address space, unmapped when no array refers to it any longer.
 
     Args:
         size: Bytes; rounded up to whole regions.

@@ -1,6 +1,6 @@
 """Memory of tables in files of one folder, which receive all writes.
 
-Arrays get files of their own, which are named by numbers and reserved as sparse files; small arrays stay in the memory
+Arrays get separate files, which are named by numbers and reserved as sparse files; small arrays stay in the memory
 of the process.
 
 Invariants

@@ -246,7 +246,7 @@ class Records(IndexedRecords):
             self._compact_bytes()
 
     def _compact_bytes(self) -> None:
-        """Copy the arena of values if most of it belongs to no value any more."""
+        """Copy the arena of values if most of it belongs to no value any longer."""
         arena = self._bytes
         if arena is None or arena.used <= indexed.COMPACTED_FROM:
             return

@@ -205,7 +205,7 @@ class Compactor:
         return before.through
 
     def _sweep(self, commits: Commits, sequence: int, built_on: int, compaction: Compaction) -> int:
-        """Delete the objects that no commit can name any more; return how many there were."""
+        """Delete the objects that no commit can name any longer; return how many there were."""
         deleted = 0
         try:
             for path in self._dead(commits, built_on, compaction):

@@ -47,7 +47,7 @@ from holdfast.storage.paths import is_object_in
 
 FORMAT_VERSION = 1
 CHANGELOG_VERSION = 2
-"""Format of the `meta.json` of a changelog; commits have versions of their own."""
+"""Format of the `meta.json` of a changelog; commits have their own versions."""
 VOID_VERSION = 2
 """Format of the first commit that takes rows back, and of all after it."""
 COMPACT_VERSION = 3

@@ -197,7 +197,7 @@ class LogWriter:
         """Write rows to the store without appending them; an append that is given them does, also in another process.
 
         Args:
-            name: Begins the paths of the objects, below `data/`; None: they get names of their own.
+            name: Begins the paths of the objects, below `data/`; None: they get their own names.
 
         Raises:
             ConfigError: the rows do not fit the log.

@@ -317,7 +317,7 @@ class Checks:
             self._upserted[rewinding.sink].taken_back(rewinding.to, cut, rows)
 
     def at_end(self) -> None:
-        """Compare everything with the oracle once nothing changes any more."""
+        """Compare everything with the oracle once nothing changes any longer."""
         everything, last = self._everything(), self._last_cut()
         if any(last.get(partition, 0) != count for partition, count in everything.items() if count):
             self.fail("I1 loss", f"the last checkpoint holds {last}, the input is {everything}")

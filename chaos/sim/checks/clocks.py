@@ -14,8 +14,8 @@ checkpoint from which it started.
 A run that was asked to finish ends the input of every partition after the records that had arrived by then, or later.
 Time does not wait for later records.
 
-If a partition has no records for long while another one is active (`Scenario.rests`), time must not wait for it: its
-next records are late.
+If a partition has no records for a long time while another one is active (`Scenario.rests`), time must not wait for it:
+its next records are late.
 
 Source: PROTOCOL P11, P13; docs/decisions/0006-watermarks.md.
 """

@@ -89,7 +89,7 @@ class ArrivingSource(Source, OpenSource):
         return self._batches[partition].slice(offset, rows), offset + rows
 
     def ended(self, partition: int, offset: int) -> bool:
-        """The source ends after its last record, once no partition is added any more."""
+        """The source ends after its last record, once no partition is added any longer."""
         sealed = all(self._exists(each) for each in range(len(self._appears)))
         return sealed and offset >= int(self._batches[partition].num_rows)
 

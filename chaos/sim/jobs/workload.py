@@ -258,7 +258,7 @@ class Scenario:
 
     @property
     def aligns(self) -> bool:
-        """Return whether some partitions are behind others in event time, for long."""
+        """Return whether some partitions are behind others in event time, for a long time."""
         return self.rate is not None
 
     @property
@@ -579,7 +579,8 @@ def _growing(whole: Scenario, keys: int) -> Scenario:
 
 
 def _with_backlog(whole: Scenario, keys: int) -> Scenario:
-    """In some seeds with event time give the partitions a backlog that is read slowly, so some are behind for long.
+    """In some seeds with event time give the partitions a backlog that is read slowly, so some are behind for a long
+    time.
 
     Partitions differ in how many records they have per second of event time. In most of these seeds one gets its
     records late, while another rests that is far ahead, and resumes meanwhile.

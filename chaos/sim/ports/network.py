@@ -89,7 +89,7 @@ class Connection:
         self._address = address
         self.receiver: ProcessLinks | None = None
         self.broken = False
-        """No frame passes any more."""
+        """No frame passes any longer."""
         self.shut = False
         """The sender closed its end; earlier frames still arrive."""
         self.unread = 0
@@ -131,7 +131,7 @@ class Connection:
             self._world.schedule.at(due, None, "", lambda: self.break_off(sender_learns=False, receiver_learns=True))
 
     def break_off(self, sender_learns: bool, receiver_learns: bool) -> None:
-        """No frame passes any more; the ends that notice do so now or later.
+        """No frame passes any longer; the ends that notice do so now or later.
 
         A receiver that is not deployed yet has no end to notice it with; then the sender does.
         """

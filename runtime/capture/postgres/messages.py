@@ -3,7 +3,7 @@
 | message | content |
 |---|---|
 | w | position of the data, end of the log, time, then one message of pgoutput |
-| k | end of the log, time, whether an answer is asked for at once |
+| k | end of the log, time, whether an answer is asked for immediately |
 | B, C | a transaction begins, and was committed |
 | R | the columns of a table, before its first change in a connection, and after they changed |
 | I, U, D, T | rows inserted, updated, deleted; tables truncated |
@@ -157,7 +157,7 @@ def status(confirmed: int, asks: bool = False) -> bytes:
     """Return the message by which a client reports that it keeps everything before a position.
 
     Args:
-        asks: Whether the server shall answer at once.
+        asks: Whether the server shall answer immediately.
     """
     return _STATUS.pack(b"r", confirmed, confirmed, confirmed, 0, asks)
 

@@ -31,7 +31,7 @@ SHOWN_ONLY = 3
 WIDTH_MAX = 60
 ERROR_WIDTH_MAX = 90
 _BEFORE_CAUSE = re.compile(r"^\w+ on stream '[^']*' at [^ ]+: ")
-"""The operator and its place, which the text of an error begins with; the operator has a column of its own."""
+"""The operator and its place, which the text of an error begins with; the operator has its own column."""
 _ABOUT = """\
 Append the source records of dead letters to the end of their log, so that the corrected job reads them again.
 Shows the records; appends them with --apply. Each record is appended once per target, even if the command is killed

@@ -1,6 +1,6 @@
 """`holdfast demo`: the flights job on real data, with a worker killed in the middle and the result checked.
 
-Runs `holdfast run` as any user would, in a process of its own, kills one Python worker with SIGKILL while
+Runs `holdfast run` as any user would, in a separate process, kills one Python worker with SIGKILL while
 records flow, and lets oracles that share no code with Holdfast compute every row of every output again.
 
 Invariants

@@ -109,7 +109,7 @@ def kill_one(progress: Progress, job_pid: int, in_log: Callable[[], InLog], mode
     if found is None:
         return None
     what, victim = found
-    generation = in_log().generation  # before the kill: the job may recover at once
+    generation = in_log().generation  # before the kill: the job may recover immediately
     try:
         if is_gone(victim):
             return None

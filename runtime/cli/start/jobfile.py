@@ -77,7 +77,7 @@ def ship_by_value(folder: Path, *, local: bool = False) -> tuple[JobModule, ...]
     """Send functions and classes of every loaded module in this folder to workers by value.
 
     Args:
-        local: Workers are processes of this machine, not of Spark, which has a cloudpickle of its own.
+        local: Workers are processes of this machine, not of Spark, which has its own cloudpickle.
 
     Returns:
         The modules that the plan has to carry, so that workers find them by name: all but packages.

@@ -1,1 +1,1 @@
-"""Work of the driver on lanes of its own: listings of sources, folds, compactions, sweeps, positions shown."""
+"""Work of the driver on separate lanes: listings of sources, folds, compactions, sweeps, positions shown."""

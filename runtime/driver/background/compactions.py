@@ -1,6 +1,6 @@
 """Compact the changelog's topic, on a lane of the driver.
 
-Checkpoints that have expired need nothing of the topic any more. Once some have, the topic is asked whether a
+Checkpoints that have expired need nothing of the topic any longer. Once some have, the topic is asked whether a
 compaction up to the oldest checkpoint that is left is worth it.
 
 Invariants

@@ -1,6 +1,6 @@
 """Lists the partitions of a run's sources in the background, for the master (P12).
 
-The driver has connections of its own, opened at the first listing. A listing that differs from the known partitions
+The driver has separate connections, opened at the first listing. A listing that differs from the known partitions
 counts only if each of these sources still has the history that was read: a recreated source has other partitions too.
 That is asked after the partitions were listed, so it holds for the listing.
 

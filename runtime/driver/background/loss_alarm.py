@@ -4,7 +4,7 @@ Nothing of the job depends on it. A source that gives no answer is asked again a
 is for the workers to report.
 
 Invariants
-    - One look at a time, with connections of its own, which only the lane uses.
+    - One look at a time, with separate connections, which only the lane uses.
     - No alarm before looks cover half of the window: the pace is unknown until then.
     - One warning per partition and alarm.
 

@@ -459,7 +459,7 @@ class MapCell(_Collection):
 
 
 class TimerCell(Own):
-    """`hf.Timer` at run time. It has a table of its own, so timers can be added without a change to the others."""
+    """`hf.Timer` at run time. It has its own table, so timers can be added without a change to the others."""
 
     def __init__(self, table: Table, number: int, name: str, handler: str, clock: str = EVENT) -> None:
         self.table, self.timers = table, Timers(table)

@@ -3,7 +3,7 @@
 Windows that follow each other share most slices. The user keys of rows are numbered, and the values of a slice are held
 in one array per column of state, in the order of these numbers. A window is then merged from whole arrays. This is kept
 in memory only, and other slices are read from the table again: after a restore, after a record has changed a slice, and
-after keys that do not occur any more were forgotten.
+after keys that do not occur any longer were forgotten.
 
 Only aggregates that are folded by compiled operations are held, and nothing while tables are larger than their memory.
 

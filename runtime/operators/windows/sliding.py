@@ -1,4 +1,4 @@
-"""Aggregates over the time before each record: every record has a window of its own, which ends with it.
+"""Aggregates over the time before each record: every record has its own window, which ends with it.
 
 A row of state has the aggregates of the records of a key that have one event time, which are in the same windows. It is
 keyed by (keys, event time); rows are in the order of the key, so the rows of a window are found, and in the order of
@@ -7,7 +7,7 @@ their times, so event time finds the records that it has passed. Their windows a
 
 Invariants
     - A record is late if and only if its event time lies before the clock of its key.
-    - A record is emitted once, when the clock passes its event time: no other record of its window can come any more.
+    - A record is emitted once, when the clock passes its event time: no other record of its window can come any longer.
     - A row is deleted when the clock reaches its event time plus the size: every window with it has been emitted.
 
 Pure.

@@ -379,7 +379,7 @@ class WindowOperator(Operator):
         shift = self._step.lateness_us if self._step.emit == "final" else 0
         through = np.maximum(now, NEVER_US + shift) - shift
         if self._step.emit == "final" and self._step.window.overlap == 1:
-            return np.int64(NEVER_US), through  # those that were due are not there any more
+            return np.int64(NEVER_US), through  # those that were due are not there any longer
         return np.maximum(before, NEVER_US + shift) - shift, through
 
     def _next_due(self, ends: Times, now: Clock) -> Times:
@@ -407,7 +407,7 @@ class WindowOperator(Operator):
 
         Args:
             first, last: The ends of the earliest and of the latest one.
-            through: Up to this end, windows are not due any more.
+            through: Up to this end, windows are not due any longer.
         """
         every_us = self._step.window.every_us
         following = first if through < first else first + ((through - first) // every_us + 1) * every_us

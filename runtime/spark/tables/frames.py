@@ -7,7 +7,7 @@ folder. The job reads the log, now and after every recovery, and the DataFrame i
 Invariants
     - The tasks write segments, and the driver appends those of the attempts whose results Spark returns, in one commit:
       other attempts add nothing.
-    - Every copy has a folder of its own. `copy.json` names the one that the job reads, once it is sealed.
+    - Every copy has its own folder. `copy.json` names the one that the job reads, once it is sealed.
     - A run reads the copy that its start chose, even if `copy.json` changes later.
     - Workers get no DataFrame.
 
@@ -197,7 +197,7 @@ class FrameSource(Source):
         return copy.log
 
     def _copy(self) -> Copy:
-        """Copy the rows into a log of its own, and seal it.
+        """Copy the rows into a separate log, and seal it.
 
         Raises:
             ConfigError: Spark cannot compute the DataFrame.

@@ -6,7 +6,7 @@ first. Then the flag is cleared, so a record is copied once.
 
 Invariants
     - The copies of an epoch hold every record as of its barrier.
-    - When the next barrier changes the roles, no record is frozen any more.
+    - When the next barrier changes the roles, no record is frozen any longer.
 
 Source: DESIGN section 5; docs/decisions/0043-incremental-freeze.md.
 """

@@ -102,7 +102,7 @@ class TestSchema:
         class Tree:
             x: list[Tree]
 
-        for kind, why in ((Mixed, "no common column type"), (Keyed, "keys that are not str"), (Bare, "its element type")):
+        for kind, why in ((Mixed, "no common column type"), (Keyed, "keys that are not str"), (Bare, "element type")):
             with pytest.raises(hf.ConfigError, match=rf"{kind.__name__}\.x: .*{why}"):
                 schema_of(kind)
         Tree.__annotations__["x"] = list[Tree]

@@ -4,7 +4,7 @@ Every record is on the left and those with an even value are on the right, so so
 
 Which records are late depends on the order in which partitions were read, so that is taken from the late output. A pair
 of records that no watermark of their partitions had passed must be in the result. A record without a partner is in the
-result once, when no partner can come any more, and never together with one.
+result once, when no partner can come any longer, and never together with one.
 
 Source: PROTOCOL P11; docs/decisions/0060-joins.md.
 """
@@ -46,7 +46,7 @@ class Joined(Compared):
         return {row["id"], row["id_right"]} - {None}
 
     def due(self, row: Row) -> int | None:
-        """A record without a partner comes out when none can come any more."""
+        """A record without a partner comes out when none can come any longer."""
         return None if row["id_right"] is not None else self.records[row["id"]].at + UPPER_S * SECOND_US + 1
 
     def unique(self, row: Row) -> list[tuple[int, int | None]]:

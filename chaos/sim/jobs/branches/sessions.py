@@ -45,7 +45,7 @@ class Visits(Compared):
         return ids
 
     def due(self, row: Row) -> int:
-        """A session comes out when no record may be added to it any more; one at its end still may."""
+        """A session comes out when no record may be added to it any longer; one at its end still may."""
         return _shown(row).end + LATENESS_US + 1
 
     def compare_each(self, when: str, rows: Sequence[Row]) -> None:
