@@ -161,7 +161,7 @@ class TestRefusals:
             ({"terms": {"amount": ("least", "none")}}, "none"),
             ({"terms": {"amount": (None, None)}}, "no two bounds"),
             ({"terms": {"kind": "id"}}, "identifies queries"),
-            ({"terms": ["kind"]}, "no mapping"),
+            ({"terms": ["kind"]}, "not a mapping"),
             ({"closed": "neither"}, "closed='neither' is unknown"),
         ],
     )

@@ -86,7 +86,7 @@ class TestArguments:
             (URL, {"signature": "hmac-sha256:Host", "secret": hf.secret("env:S")}, "signature is"),
             (URL, {"secret": SECRET}, "is not an hf.secret"),
             (URL, {"headers": {"idempotency-key": "1"}}, "is set by the sink"),
-            (URL, {"headers": {"a b": "1"}}, "no header"),
+            (URL, {"headers": {"a b": "1"}}, "not a header"),
             (URL, {"headers": {"X-Token": f"{SECRET}\n"}}, "not text that a header can hold"),
             (URL, {"headers": {"authorization": f"Bearer {SECRET}"}}, "header 'authorization' holds a secret"),
             (URL, {"headers": {"X-Api-Key": SECRET}}, "header 'X-Api-Key' holds a secret"),
