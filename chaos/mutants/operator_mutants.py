@@ -1,9 +1,8 @@
 """Wrong versions of windows, look-ups, groups and patterns, which tests of whole jobs must catch.
 
-These are of windows that share slices or are shown early, of sessions, of patterns, of rows that are looked up in the
-versions of a table, of groups of its rows, and of queries in it. They are applied as those of mutants.py are;
-tests/unit/runtime/test_operator_mutants.py names the test that catches each. The simulator catches those that need a
-branch of its jobs too.
+They cover windows that share slices or are shown early, sessions, patterns, look-ups in the versions of a table, groups
+of its rows, and queries in it. They are applied as those of mutants.py are; tests/unit/runtime/test_operator_mutants.py
+names the test that catches each. The simulator catches those that need a branch of its jobs too.
 
 Source: docs/decisions/0062, 0063, 0067 to 0070, 0072, 0073, 0082, 0096, 0097.
 """

@@ -2,8 +2,8 @@
 
 The tag of its one writer describes its contents: the timeline is the number of the attempt at a snapshot, and the epoch
 is the position of the database up to which it has all changes. Epoch 0 means that the attempt has begun. Each append
-names the tag that its process has read and is refused if the log has another one (P17). So of two processes only one
-appends from a position, a process that was overtaken appends nothing, and an append whose reply was lost is found when
+names the tag that its process has read and is refused if the log has another one (P17). So only one of two processes
+appends from a position, and a process that was overtaken appends nothing. An append whose reply was lost is found when
 the tag is read again.
 
 Invariants

@@ -1,6 +1,6 @@
 """`holdfast`: finds the command, and loads only that one.
 
-Loading Spark or Polars takes longer than most commands run, so the list of commands is here, and the module of a
+Loading Spark or Polars takes longer than most commands run. So the list of commands is here, and the module of a
 command is imported only when the command is given.
 
 Source: API.md, command line.

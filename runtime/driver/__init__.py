@@ -12,10 +12,10 @@ epoch counts; after it, all of it does, although targets may show it later: work
 first out, and every manifest names the output that is not known to be delivered.
 
 That determines how the driver handles a failure. It does not find out how far a lost worker came. It appends the start
-of a new generation, whose base is the last completed epoch, lets every survivor roll back to it in place, and restores
-the lost subtasks on other workers. Old workers act under an old generation: their messages are ignored, their streams
-closed, their writes fenced by the tags in the targets. A rewind is the same with an older base, a new *timeline*, and
-one more step: targets take back the output that the older timeline delivered after the base.
+of a new generation, whose base is the last completed epoch. Every survivor rolls back to it in place, and other workers
+restore the lost subtasks. Old workers act under an old generation: their messages are ignored, their streams closed,
+their writes fenced by the tags in the targets. A rewind is the same with an older base, a new *timeline*, and one more
+step: targets take back the output that the older timeline delivered after the base.
 
 The master takes one event at a time and returns the next state and the effects, in order; it does not act. `loop.py`
 performs the effects and reports each result as another event. Messages may be lost, repeated or late, and any event may

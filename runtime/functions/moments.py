@@ -1,7 +1,7 @@
 """var: the variance, by sums of squared distances from the mean.
 
 State is the number of values, their mean, and the sum of their squared distances from it. Two states are merged by the
-formula of Chan, Golub and LeVeque, so no square of a value is ever summed, and the variance of values far from zero
+formula of Chan, Golub and LeVeque. So no square of a value is ever summed, and the variance of values far from zero
 keeps its digits. Like all sums of floats, it depends on the order of rows up to rounding.
 
 Pure.

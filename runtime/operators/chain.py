@@ -5,8 +5,8 @@ the types decided at plan time. Columns that are only passed on stay in Arrow. W
 columns; with one, those of variable width, from which the remaining rows are taken (for numbers Polars is faster). A
 chain that neither filters nor computes makes no Polars call at all.
 
-In an upsert stream a filter turns rows that do not pass into deletes, and every column of a delete that is neither part
-of the key nor the event time is null.
+In an upsert stream a filter turns rows that do not pass into deletes. Every column of a delete is null, except the key
+and the event time.
 
 Invariants
     - The output rows depend on the input rows, never on how these were batched.

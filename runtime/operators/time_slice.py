@@ -8,7 +8,7 @@ read, because a source has a position only between reads, and the rows of one ca
 `Pace` doubles while its rows take less than `SHORT_S`. When they take longer than `LONG_S`, it falls to the number that
 would have taken half of that. But a function may have a fixed cost per call, regardless of the number of rows; then
 fewer rows would not shorten a call and would multiply the calls. So the last two sizes are used to split the time into
-a part that grows with the rows and a fixed part, and only the first part lowers the pace.
+a part that grows with the rows and a fixed part. Only the first part lowers the pace.
 
 Invariants
     - At least one row is started, whatever it costs, so there is always progress.

@@ -1,8 +1,8 @@
 """Operators keep their identity when the code changes: their number in storage and the meaning of their state.
 
-Keys in storage begin with an operator's number. The number belongs to the name: moving, adding or removing operators
-in the code does not change the numbers of others, and the number of a removed operator is not reused, because its state
-may still exist.
+Keys in storage begin with an operator's number. The number belongs to the name: moving, adding or removing operators in
+the code does not change the numbers of others. The number of a removed operator is not reused, because its state may
+still exist.
 
 The identity of an operator's state is kept with every checkpoint. It holds, per key column, name, type, nullability and
 provenance; per aggregate, function, result type and input column, with the same four; the window's size, offset, event

@@ -1,8 +1,8 @@
 """The effect that a rewind would have on each target, and the verdicts that the user has to accept by name.
 
 The verdict on a sink that cannot take its output back is *impossible*. The user may accept that its rows stay. Then the
-tags of its writers move to the new timeline anyway, so that no writer of the old one can deliver, and output that
-is processed again is delivered in addition to the rows in the target.
+tags of its writers move to the new timeline anyway, so that no writer of the old one can deliver. Output that is
+processed again is delivered in addition to the rows in the target.
 
 Invariants
     - An unknown value is None, never 0.

@@ -1,8 +1,8 @@
 """Rewind a job that is not running: a driver without workers that fences, repairs the targets, and stops.
 
 It uses the loop of every driver. So after a crash at any point, the next run completes the rewind, and if two start at
-the same time, the job log lets one win. From before its first record until its end it keeps its entry in `live.json`,
-so that a command that is repeated after a kill can see that the earlier process has ended.
+the same time, the job log lets one win. From before its first record until its end it keeps its entry in `live.json`.
+So a command that is repeated after a kill can see that the earlier process has ended.
 
 Source: DESIGN sections 9, 13; PROTOCOL P4, P6, P21; docs/decisions/0010-rewind.md.
 """

@@ -1,7 +1,7 @@
 """Normal forms of column expressions and Python functions, which a later run can compare with its own.
 
 A form is a JSON value. The form of an expression is the tree that Polars serialises, without values at their default
-(null, false, empty), so that an option that a newer Polars adds at its default changes nothing. The display text of an
+(null, false, empty). So an option that a newer Polars adds at its default changes nothing. The display text of an
 expression is never compared. A hash replaces a tree that is not exact (NaN and the infinities become null in it) or
 that is very long.
 

@@ -1,7 +1,7 @@
 """Which rows of two streams with equal keys join by their event times; how long a join keeps a row.
 
 State keeps the rows of each input in *buckets* of event time. A row is compared with the rows of the few buckets that
-its partners can be in, and a bucket leaves the state as a whole, by one range per key group.
+its partners can be in. A bucket leaves the state as a whole, by one range per key group.
 
 A row is *over* at a point of event time if no row of the other input at or after that point can join it. From then on
 it joins nothing: it leaves the state, or it is late if it arrives now.

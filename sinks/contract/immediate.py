@@ -1,10 +1,10 @@
 """The contract of a sink that is written immediately, before the epoch of its rows is committed.
 
-Where no shuffle lies between a source and a sink, and every key of the target comes from one source partition, a row's
-place in that partition orders all writes to its key. The value is stored with its tag: (job, sink, source, partition,
-timeline, offset). The offset is how far the partition had been read when the value was the key's last one, so a value
-with a higher offset is never the older one, however the rows were cut into batches, before a failure or after it. An
-index of the rows of one record is not needed: a write applies only the last row of each key.
+If there is no shuffle between a source and a sink, and every key of the target comes from one source partition, the
+offset of a row orders all writes to its key. The value is stored with its tag: (job, sink, source, partition, timeline,
+offset). The offset is how far the partition had been read when the value was the key's last one. So a value with a
+higher offset is never the older one, for any batches, before a failure or after it. An index of the rows of one record
+is not needed: a write applies only the last row of each key.
 
 A sink with the trait `repeats` has no tags. It is written immediately from any place in the job, and gets rows a second
 time after a failure. All its rows have the origin ANYWHERE, and of the contract below it keeps: a write that returns

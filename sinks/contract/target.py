@@ -1,7 +1,7 @@
 """The object that a sink opens on a worker: one writer's access to the target.
 
 A target makes one writer's output of one epoch visible together with the tag that records it, in the target's own
-transaction, so no foreign timer can undo a decided commit.
+transaction. So no foreign timer can undo a decided commit.
 
 Batches that reach a target have the columns of the stream and, for an upsert stream, the int8 column `_op` last: 0 puts
 the row, 1 deletes the row with its key.

@@ -1,6 +1,6 @@
 """A table of a lakehouse as a sink: everything but its place and its format.
 
-A public sink is a frozen dataclass that derives from `LakehouseSink`, and gives its place, the connection of its
+A public sink is a frozen dataclass that derives from `LakehouseSink`. It gives its place, the connection of its
 format's client.py, and the properties that a table of that format must not have.
 
 Pure: no clock, thread or I/O of its own. Source: API.md (sinks); docs/decisions/0084-delta-sink.md,

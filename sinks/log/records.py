@@ -1,7 +1,7 @@
 """Reads the records of a changelog from a log, as of one commit: commits and segments side by side where that is fast.
 
-The epoch of a record is that of its commit's tag, so all commits of the range are read, and of those that count, the
-segments of the partitions asked for. The data in memory at any time is bounded.
+The epoch of a record is that of its commit's tag. So all commits of the range are read, and the segments of the
+requested partitions of the commits that count. The data in memory at any time is bounded.
 
 Invariants
     - Records of a partition come in the order of their offsets.

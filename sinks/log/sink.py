@@ -10,8 +10,8 @@ partitions, beginning with (subtask + epoch): one epoch of few rows costs one se
 delivery places its rows as before.
 
 Invariants
-    - The writer's name in the log holds the job's UUID: a job that was deleted and recreated has tags of
-      its own, and is refused before it starts if the log holds those of the old one under its sink's name.
+    - The writer's name in the log holds the job's UUID: a job that was deleted and recreated has its own tags. It is
+      refused before it starts if the log holds tags of the old job under its sink's name.
     - Nothing is appended while an earlier append is in doubt; reading the tag settles it first.
     - A log that was deleted and recreated under an open target is noticed before anything is written; one that was
       restored from a backup is read again, and its tag is compared with the delivered epochs.

@@ -1,9 +1,8 @@
 """A target inside the process, for tests: the same tag semantics without a database.
 
-The test driver and the simulator replace every sink by one of these. All targets that one
-`MemorySink` opens share its contents, as all connections to a database do, and a delivery builds
-its changes aside and publishes them in one assignment under a lock. A fault raised at any point
-before `after_commit` leaves the contents as they were.
+The test driver and the simulator replace every sink by one of these. All targets that one `MemorySink` opens share its
+contents, as all connections to a database do. A delivery builds its changes aside and publishes them in one assignment
+under a lock. A fault raised at any point before `after_commit` leaves the contents as they were.
 
 Invariants
     - Rows, before-images and tag change together or not at all.

@@ -4,9 +4,8 @@ A fork copies everything. A child that returns from the function would go on as 
 that lives on keeps sockets open, so that a peer does not see that the worker has ended, and locks held.
 
 So a forked child has the null device in place of each descriptor that was registered here, and of each socket that was
-open before the first function was called, and ends the moment that it
-returns to code of this package. Children that never return are not affected: those of `multiprocessing`, and those that
-end with `os._exit` or replace themselves.
+open before the first function was called. It ends when it returns to code of this package. Children that never return
+are not affected: those of `multiprocessing`, and those that end with `os._exit` or replace themselves.
 
 Invariants
     - No child of a guarded process runs code of this package after the call that forked it.

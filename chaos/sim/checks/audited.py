@@ -1,7 +1,7 @@
 """Audit digests compared with the input of the scenario and with the visible output.
 
-The digests of a manifest are read here as plain JSON and compared with the records that the seed generated, cut at
-the offsets in the history, and with the rows that the targets accepted. Only the hash function is shared.
+The digests of a manifest are read here as plain JSON. They are compared with the records that the seed generated, cut
+at the offsets in the history, and with the rows that the targets accepted. Only the hash function is shared.
 
     I1, I2  every (partition, offset) is in the digests of exactly one epoch of the lineage, with the same values
     P8      input and output of an uncompleted epoch are in the digests of the next one, once

@@ -1,7 +1,7 @@
 """The changes that a database keeps for a capture, until they are in the log.
 
-For each captured table, a row of `_holdfast_captures` records the log that receives its changes, the attempt, the
-changes that were removed because the log has them (`confirmed`), and those that are appended next (`announced`).
+For each captured table, a row of `_holdfast_captures` records the log that receives its changes, and the attempt. It
+also records the changes that were removed because the log has them (`confirmed`), and the next append (`announced`).
 Changes are announced before they are appended, in a transaction that sees every change committed before it. So an
 append has whole transactions, and all of it is on the disk of the database. An append that was announced is not made
 larger.

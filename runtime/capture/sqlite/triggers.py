@@ -5,9 +5,9 @@ table, or that it has none. So a trigger of another program that changes the row
 leaves the right row as the last one; and to keep a change twice is harmless.
 
 REPLACE removes rows without a trigger (unless recursive_triggers is on). One with the same key is followed by a put of
-this key. For those with another key, a trigger before the change notes the rows that have one of its unique values, and
-the trigger after the change keeps the delete of those that the table no longer has. The one before the next change does
-so too: a change that IGNORE leaves out has no trigger after it, and its notes would pile up.
+this key. For those with another key, a trigger before the change notes the rows that have one of its unique values. The
+trigger after the change then records the deletes of rows that the table no longer has. The one before the next change
+does so too: a change that IGNORE leaves out has no trigger after it, and its notes would pile up.
 
 Invariants
     - After a change, the last record of every key that it touched is the key's state in the table.

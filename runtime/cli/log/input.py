@@ -1,7 +1,7 @@
 """Rows for `holdfast log append`: CSV, JSON lines and Parquet, with exactly the columns of the log.
 
 Nothing is guessed: an unknown column, a value of another type, a time without a zone or a null in a column that allows
-none is an error that names file, line (or row) and column. A nullable column may be absent.
+none is an error. It names file, line (or row) and column. A nullable column may be absent.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """`holdfast demo`: the flights job on real data, with a worker killed in the middle and the result checked.
 
-Runs `holdfast run` as any user would, in a separate process, kills one Python worker with SIGKILL while
-records flow, and lets oracles that share no code with Holdfast compute every row of every output again.
+Runs `holdfast run` as any user would, in a separate process, and kills one Python worker with SIGKILL while records
+flow. Oracles that share no code with Holdfast then compute every row of every output again.
 
 Invariants
-    - "verified" is printed only if the kill hit a process of this run at work, that process has ended, the job
-      recovered and took more records, it finished, no row differs, and at least one record was late (in continuous
-      mode).
+    - "verified" is printed only if the kill hit a working process of this run, that process has ended, and the job
+      recovered and took more records. It must also finish, no row may differ, and at least one record must be late (in
+      continuous mode).
     - Every run starts clean: job history and results of an earlier demo are removed, the converted log is kept.
 """
 

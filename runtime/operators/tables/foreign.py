@@ -8,8 +8,8 @@ the left table, by its key, as two tables with one key are joined (join.py).
     left ------------------------------------------------------------------------------> ForeignJoin <- answers
 
 At a barrier a left key has one subscription, that of its current reference, or none. Matches answers at barriers and
-only for subscriptions that exist then, so answers for one left key never come from two subtasks in one epoch, whatever
-the order in which changes of both tables arrive.
+only for subscriptions that exist then. So answers for one left key never come from two subtasks in one epoch, for any
+order of changes of both tables.
 
 Invariants
     - A subscription is answered in the epoch in which it begins, and in each in which its right row changes.

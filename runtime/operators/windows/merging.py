@@ -65,8 +65,8 @@ class Grouped(NamedTuple):
 class Owners:
     """Numbers the user keys of rows of a table, and looks up the key of each row once.
 
-    Windows that follow each other have most rows in common, so the numbers of keys are kept, and for each slot the
-    number of its key, until slots of the table may get other keys. Nothing is kept while tables are larger than memory.
+    Windows that follow each other have most rows in common. So the numbers of keys, and the number of each slot's key,
+    are kept until slots of the table may get other keys. Nothing is kept while tables are larger than memory.
     """
 
     def __init__(self, table: Table) -> None:

@@ -1,8 +1,8 @@
 """Aggregates per session and key: windows that grow with their records, merge, and close after a gap without any.
 
-A row of state is keyed by (keys, start of the session), with its end beside the aggregates. Rows are in the order of
-the key, so a batch finds the sessions of its keys, and in the order of their ends, so event time finds those that are
-over (docs/decisions/0041-ordered-rows-and-timers.md).
+A row of state is keyed by (keys, start of the session), with its end beside the aggregates. Rows are indexed by key, so
+a batch finds the sessions of its keys, and by their ends, so event time finds those that are over
+(docs/decisions/0041-ordered-rows-and-timers.md).
 
 A batch is merged with the known sessions of its keys as a whole: intervals of one key that touch become one session. If
 a session gets another start, or several become one, their aggregates are merged into a new row.

@@ -1,9 +1,8 @@
 """Aggregates over the time before each record: every record has its own window, which ends with it.
 
 A row of state has the aggregates of the records of a key that have one event time, which are in the same windows. It is
-keyed by (keys, event time); rows are in the order of the key, so the rows of a window are found, and in the order of
-their times, so event time finds the records that it has passed. Their windows are merged from the rows as they are due
-(functions/ranges.py).
+keyed by (keys, event time); rows are indexed by key, so the rows of a window are found, and by their times, so event
+time finds the records that it has passed. Their windows are merged from the rows as they are due (functions/ranges.py).
 
 Invariants
     - A record is late if and only if its event time lies before the clock of its key.
