@@ -77,8 +77,8 @@ def log_is_long(job: Job, rule: Retention) -> bool:
 class Catalogue:
     """The objects that the manifests read so far name: per object, the first and the last epoch that names it.
 
-    An hour of short epochs has hundreds of thousands, so they are in dicts of text and numbers alone, which the
-    garbage collector does not look at.
+    An hour of short epochs has hundreds of thousands. So they are in dicts of text and numbers alone, which the garbage
+    collector does not examine.
     """
 
     def __init__(self) -> None:

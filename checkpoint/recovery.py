@@ -1,9 +1,9 @@
 """Finds the stored pieces from which a generation restores the state of each subtask.
 
-The same answer serves every kind of start: restart, failover, another parallelism. Key groups never split,
-so with another parallelism a subtask reads the pieces of all old subtasks that overlap its range
-and keeps only its own key groups. Each piece counts only for the key groups that its last owner had:
-another owner may have a newer base, and a base has no tombstones against older segments.
+The same answer serves every kind of start: restart, failover, another parallelism. Key groups never split. With another
+parallelism, a subtask reads the pieces of all old subtasks that overlap its range, and keeps only its own key groups.
+Each piece counts only for the key groups that its last owner had: another owner may have a newer base, and a base has
+no tombstones against older segments.
 
 Pure: no clock, thread or I/O.
 Source: DESIGN section 5 (restore, rescale); PROTOCOL P5, P10, P18.

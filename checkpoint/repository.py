@@ -91,10 +91,10 @@ class Repository:
     def _read(self, from_fold: bool) -> tuple[joblog.Job | None, list[joblog.Record]]:
         """Return the stored fold from which the log was read, None if from its start, and the records after it.
 
-        Reads backwards from the highest number that is listed, then forwards by number, since a listing may miss a
-        record that is created meanwhile and show its successor. Then lists again, since the log ends where no higher
-        record exists, not where the first one is missing (P7): appending into a hole would rewrite history. A missing
-        record may have been pruned meanwhile; then a higher `LogStart` exists.
+        Reads backwards from the highest listed number, then forwards by number: a listing may miss a record that is
+        created meanwhile and show its successor. Then lists again, since the log ends where no higher record exists,
+        not where the first one is missing (P7): appending into a hole would rewrite history. A missing record may have
+        been pruned meanwhile; then a higher `LogStart` exists.
         """
         missing: set[str] = set()
         while True:

@@ -1,6 +1,6 @@
 """Wrong versions of a worker's state, each the negation of a rule, which property tests of the state must catch.
 
-The simulator plays no lists, no times to live and no memory that leaves the process, so it sees only those that need a
+The simulator plays no lists, no times to live and no memory that leaves the process. So it sees only those that need a
 branch of its jobs (simulated.py). They are applied as those of mutants.py are; tests/unit/state/test_state_mutants.py
 names the test that catches each.
 

@@ -593,8 +593,8 @@ class Keyed:
     def dedup(self, name: str = NOT_GIVEN, *, within: Duration = NOT_GIVEN) -> TimedStream:
         """Pass the first row of every key, and drop its repetitions within a duration of event time.
 
-        A row is dropped if an earlier row of its key passed whose event time differs by less than `within`, in either
-        direction and in whatever order they arrive. A row exactly `within` later passes and becomes the new first.
+        A row is dropped if a row of its key has passed whose event time differs by less than `within`, in either
+        direction. The order of arrival does not matter. A row exactly `within` later passes and becomes the new first.
         A row is late if the watermark is at least `within` after its event time, because the rows that it may repeat
         have left the state; late rows go to `.late`, or are only counted if it is unused. A passed row stays in the
         state for two to three times `within`.
@@ -862,8 +862,8 @@ class Table(Stream[Row]):
     def to_changes(self) -> Stream[Row]:
         """Return the changes as rows that are never replaced.
 
-        The first column, `holdfast_deleted`, is false for a row that was put and true for one that was deleted, which
-        has its key and event time alone. So these are the records of a changelog: a log of them is a table again.
+        The first column, `holdfast_deleted`, is false for a row that was put, and true for a deleted row, which has
+        only its key and event time. So these are the records of a changelog: a log of them is a table again.
         """
         return Stream(self._graph, changes_of(self._graph, self._node))
 

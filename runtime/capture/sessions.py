@@ -1,6 +1,6 @@
 """A capture of a table as a process: sessions that follow each other until a stop is requested.
 
-A session is everything from a connection to its loss. It takes all that it has to know from the log's tag, so after an
+A session is everything from a connection to its loss. It takes all that it has to know from the log's tag. So after an
 error the next session begins with nothing but the log, as after SIGKILL.
 """
 

@@ -237,8 +237,8 @@ def resolve(
         spark_conf: Spark's whole configuration; other keys are ignored.
 
     Raises:
-        ConfigError: a value has the wrong form or lies outside its range, a name under `spark.holdfast.` or among
-            the flags is unknown, or there are more workers than key groups.
+        ConfigError: a value has the wrong form or is out of range, a name under `spark.holdfast.` or a flag is unknown,
+        or there are more workers than key groups.
     """
     flags, env, spark_conf = flags or {}, env or {}, spark_conf or {}
     for name in (*flags, *(key.removeprefix(SPARK_PREFIX) for key in spark_conf if key.startswith(SPARK_PREFIX))):

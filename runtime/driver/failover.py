@@ -9,9 +9,9 @@ and its channels connect again. A network may also be severed between two hosts 
 and perhaps in one direction only. Then each recovery in place would break in the same way. So one of the two workers is
 replaced: immediately if a machine did not answer at all, else if the channels break again before an epoch is completed.
 
-Spark decides where a task runs, and knows less than the driver: it takes a minute or two to notice that a host is lost,
-never notices that two hosts are severed, and does not know which worker follows which. So a launch names hosts to
-avoid. Local state plays no part here: if only the worker died, its host is as good as any.
+Spark decides where a task runs, and knows less than the driver: it needs a minute or two to notice a lost host, never
+notices that two hosts are severed, and does not know which worker follows which. So a launch names hosts to avoid.
+Local state plays no part here: if only the worker died, its host is as good as any.
 
 Invariants
     - A recovery of broken channels waits as long as restarts do, so that a lasting cause does not keep the job busy.

@@ -1,8 +1,8 @@
 """Functions that end their process: counts their deaths, narrows the place, and decides the response.
 
-A worker can be lost for many reasons. Only the deaths are counted that its companion saw during a call of a function,
-and only as long as no completed epoch gets past the place. Between two deaths the function is given fewer rows at a
-time, so that each death shows a narrower place, until one place has proved to be deadly.
+A worker can be lost for many reasons. A death counts only if the companion saw it during a call of a function, and only
+until a completed epoch passes the place. After each death the function gets fewer rows at a time, so that the next
+death shows a narrower place, until one place is proved to be deadly.
 
     - If offsets are known, the place is the range in which all deaths agree; one elsewhere begins a new count.
     - Three deaths at one place are proof. Behind a shuffle, the last two have to be at the same single row.

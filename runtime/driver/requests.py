@@ -1,7 +1,7 @@
 """Requests to a running job, as the master carries them out: stop, finish, end now, take a savepoint, rewind.
 
-A request names the generation that its sender saw. The master refuses a request made for an earlier run, and leaves
-one for a generation that it does not know yet to the driver of that generation.
+A request names the generation that its sender saw. The master refuses a request made for an earlier run. A request for
+a generation that it does not know yet is left to the driver of that generation.
 
 How a run can end
     - `stop`: a last barrier at the current positions of the sources; `Stopped` once all output is delivered. The job

@@ -4,8 +4,8 @@ The values of a batch are joined to lines, and pyarrow's JSON reader turns these
 a number is expected, a fraction in an integer column and a number that does not fit. Times, dates and bytes have no
 strict form in it, so they are read as text or integers, and converted here.
 
-Objects that are flat, with plain strings and numbers of usual size, are read by a compiled parser, which takes a fifth
-of the time and gives the same rows; see flat/. pyarrow reads the rest.
+A compiled parser reads flat objects with plain strings and numbers of usual size; it takes a fifth of the time and
+returns the same rows; see flat/. pyarrow reads the rest.
 
 pyarrow refuses a batch as a whole. A batch that is refused is halved until the rows at fault are alone. So a row is
 refused for itself, whatever is read together with it.

@@ -4,8 +4,8 @@ A sketch has 4,096 registers, so its standard error is 1.6 %. While fewer than 1
 sorted list of them; afterwards it is all registers, 4 KiB. A state follows from the set of values alone: order, batches
 and merges do not change it.
 
-Integers, times and booleans are hashed by their value, floats by their bits with one zero and one NaN, text and bytes
-by the xxh3 of their canonical bytes. The hash is a part of the format of state.
+Integers, times and booleans are hashed by their value, and floats by their bits with one zero and one NaN. Text and
+bytes are hashed by the xxh3 of their canonical bytes. The hash is a part of the format of state.
 
 Pure.
 Source: Flajolet et al., HyperLogLog, 2007; Ertl, New cardinality estimation algorithms for HyperLogLog sketches, 2017,

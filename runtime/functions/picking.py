@@ -1,6 +1,6 @@
 """first and last: the value of the row with the smallest or largest value in another column.
 
-Among rows with equal values in that column, `first` takes the smallest value and `last` the largest, so the result does
+Among rows with equal values in that column, `first` takes the smallest value and `last` the largest. So the result does
 not depend on the order in which rows arrive. NaN is larger than every number. A row with a null in either column does
 not count.
 

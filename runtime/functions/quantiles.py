@@ -1,6 +1,6 @@
 """quantile: about the value at a rank, with a histogram of logarithmic buckets.
 
-A bucket holds the numbers that share sign, exponent and the first 6 bits of the mantissa, so its middle differs from
+A bucket holds the numbers that share sign, exponent and the first 6 bits of the mantissa. So its middle differs from
 any of them by less than 0.8 %. State is the buckets in use, in ascending order, with their counts. Only bits and
 additions of integers are involved: a state follows from the values alone, whatever their order, on any machine.
 

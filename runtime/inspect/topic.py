@@ -1,7 +1,7 @@
 """The state that a job keeps in its changelog's topic, as an object of a checkpoint.
 
 Readers of state know stored objects alone. For a job with a topic, each subtask's records as of the checkpoint become
-one more object, a base, which exists only in the store that the reader is given. Segments that the topic holds are left
+one more object, a base. It exists only in the store that the reader receives. Segments that the topic holds are left
 out, so a read needs the same objects of the root as a restore.
 
 Invariants

@@ -2,8 +2,8 @@
 
 The dead letters of one DLQ partition are taken in order, in chunks. Each chunk is one commit of the target log: its
 records, and a tag with the offset up to which letters of that partition were taken. The commit succeeds only if the tag
-in the target is where the chunk begins. So a redrive that was killed and is repeated, or that runs twice concurrently,
-appends every record once per target log, and never offers a redriven letter again.
+in the target is where the chunk begins. So a redrive that is repeated after a kill, or runs twice concurrently, appends
+every record once per target log. It never offers a redriven letter again.
 
 A record with several dead letters, from several functions, is redriven once: with its first letter in the order of
 (partition, offset) of the DLQ. All its letters are one commit of the DLQ, so this order never changes. A rewind of the

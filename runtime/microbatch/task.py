@@ -286,7 +286,7 @@ class _Task:
         """Let time advance to where the epoch ends, then close the epoch.
 
         All rows were processed at the time of the last epoch, whichever sender's came first. Senders are quiet before
-        one of them is idle, as in continuous mode, so the result does not depend on which of them is taken first.
+        one of them is idle, as in continuous mode. So the result does not depend on which of them is taken first.
         """
         quiet = {c: Watermark(at.at_us, quiet=True) for c, at in self._times.items() if at.idle and not at.over}
         for frames in (quiet, self._times, self._barriers):

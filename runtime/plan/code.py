@@ -1,9 +1,9 @@
 """The modules of a job that travel to workers by value, as modules there: functions and classes can be pickled by name.
 
 A worker cannot import the job's file, and has no module of its name. The functions themselves work there, but `pickle`
-finds a function by the name of its module, and so does `multiprocessing` when a function gives work to forked
-children. So a plan carries, for each of these modules, a function with the module's names; where the plan arrives, a
-module is made of the names that travelled.
+finds a function by the name of its module. So does `multiprocessing` when a function gives work to forked children. So
+a plan carries, for each of these modules, a function with the module's names; where the plan arrives, a module is made
+of the names that travelled.
 
 Invariants
     - Functions of one plan share their names with the module, so pickle finds the same objects.

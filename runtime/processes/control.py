@@ -1,7 +1,7 @@
 """The control stream between driver and worker: one authenticated connection each, typed messages.
 
 A companion process reports for its worker on its own stream. When the worker's stream ends, the driver waits a moment
-for the end of the companion's stream, because the companion sees the process end and knows its last call.
+for the end of the companion's stream: the companion sees the process end and knows its last call.
 
 Invariants
     - A worker has one stream to the driver; the end of the stream is the end of the worker.

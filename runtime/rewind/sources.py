@@ -1,7 +1,7 @@
 """Which records of each source partition a rewind reads again, and whether the source still has them.
 
-A plan shows them. The driver of a running job also checks them before it starts a rewind, because a request by the
-job's name is made without knowledge of its sources. Both use the same rows.
+A plan shows them. The driver of a running job also checks them before it starts a rewind: a request by the job's name
+does not know the sources. Both use the same rows.
 
 A partition that the checkpoint to go back to does not know, because it was added later, is read again from its first
 record (P12). Whether that is still the record with which the job began is known only if no record was ever removed.

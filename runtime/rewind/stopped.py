@@ -1,6 +1,6 @@
 """Rewind a job that is not running: a driver without workers that fences, repairs the targets, and stops.
 
-It uses the loop of every driver. So after a crash at any point, the next run completes the rewind, and if two start at
+It uses the loop of every driver. So after a crash at any point, the next run completes the rewind. If two runs start at
 the same time, the job log lets one win. From before its first record until its end it keeps its entry in `live.json`.
 So a command that is repeated after a kill can see that the earlier process has ended.
 

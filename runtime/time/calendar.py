@@ -107,7 +107,7 @@ class Calendar:
     def _jumps(self, dates: pl.Series) -> tuple[pl.Series, pl.Series]:
         """Return dates without a midnight, and when each begins: when clocks first show it or a later one.
 
-        Clocks are changed once in the days around it, so it is found by halving the time between a day before the
+        Clocks are changed once in the days around it. So it is found by halving the time between a day before the
         date, by UTC, and two days after, where every zone has another date.
         """
         low = dates.cast(pl.Datetime("us")).cast(pl.Int64).to_numpy() - _DAY_US

@@ -6,7 +6,7 @@ taken over all parts that are not over, and is itself quiet or idle. A part that
 over: its siblings may be idle and still hold rows, which they emit at the last watermark.
 
 A part reports that it is quiet long before it reports that it is idle. So when the first of several silent parts
-becomes idle, the others no longer count as active, and the output of windows does not depend on which part was first.
+becomes idle, the others no longer count as active. The output of windows does not depend on which part was first.
 
 Invariants
     - A watermark never decreases, neither that of a part nor the minimum (P11).

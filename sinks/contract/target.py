@@ -9,8 +9,8 @@ the row, 1 deletes the row with its key.
 Invariants
     - Output of an epoch is visible if and only if the target's tag is at or past the epoch.
     - A tag only moves forward on (timeline, epoch); a delivery that does not move it changes nothing.
-    - Epochs that are delivered together apply one after the other, each with before-images under its own tag, and only
-      if the target's tag is below the first of them.
+    - Epochs that are delivered together apply one after the other, each with before-images under its own tag. They
+      apply only if the target's tag is below the first of them.
 
 Pure: no clock, thread or I/O. PROTOCOL P17, P21, P24; docs/decisions/0021-owned-targets.md,
 0030-epochs-in-one-transaction.md.
@@ -108,7 +108,7 @@ class Target(ABC):
     def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch], known: Tag | None = None) -> Outcome:
         """Make the rows visible together with the tag, or change nothing; no batches move the tag only.
 
-        The batches are read before the transaction begins, so a slow download locks out no other
+        The batches are read before the transaction begins. So a slow download locks out no other
         writer, and not at all if the target is at the tag already.
 
         Args:

@@ -5,7 +5,7 @@
 Invariants
     - Sequences start at 1 and have no gap, and no commit is ever deleted: a writer that was suspended cannot create
       one again.
-    - `tags` holds the newest tag of every writer and `owners` the newest owner per job and sink, so the newest commit
+    - `tags` holds the newest tag of every writer and `owners` the newest owner per job and sink. So the newest commit
       alone gives these (PROTOCOL P17).
     - The name of a file holds the random id of its commit, so no two histories of a folder share a name.
 

@@ -7,8 +7,8 @@ takes a limited number of requests per minute would otherwise never get beyond t
 
 Invariants
     - The tag moves only after the receiver has taken every request of the epoch.
-    - No piece of requests is sent before the log has admitted this writer, and shown that it continues the known tag,
-      after the rows of the piece were read.
+    - Before each piece of requests, after its rows were read, the log must admit this writer and show that it continues
+      the known tag.
 
 Pure: no clock, thread or I/O of its own. Source: PROTOCOL P17, P24; docs/decisions/0100-http-sink.md.
 """

@@ -361,7 +361,7 @@ class LoadedVersion:
     def _restore(self, transaction: Transaction, version: int, summary: dict[str, str]) -> None:
         """Go back to an older snapshot, and put a new one with the tag on top of it.
 
-        The snapshots that are undone are not ancestors of the new one, so expiring them keeps the files that they
+        The snapshots that are undone are not ancestors of the new one. So expiring them keeps the files that they
         deleted and the older one has.
         """
         older = next((each for each, _ in self._lineage() if each.sequence_number == version), None)

@@ -3,9 +3,9 @@
 A value is a JSON object with the columns of a row, in their order. A key is made of some columns. One column of text or
 bytes is the key as it is; one column of another type is a JSON value, several columns are a JSON object.
 
-In JSON, times are text in RFC 3339 (UTC, six digits of a second) or numbers since 1970, dates are text, decimals are
-text, so that no reader rounds them, bytes are base64, lists are arrays, structs and maps are objects: the forms that
-hf.JSON reads. JSON has none for NaN and infinities, so rows with them are refused before they are staged.
+In JSON, times are text in RFC 3339 (UTC, six digits of a second) or numbers since 1970, and dates are text. Decimals
+are text, so that no reader rounds them. Bytes are base64, lists are arrays, structs and maps are objects: the forms
+that hf.JSON reads. JSON has none for NaN and infinities, so rows with them are refused before they are staged.
 
 Pure: values in, values out. Source: API.md (sources); docs/guide/kafka.md.
 """

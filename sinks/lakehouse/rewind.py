@@ -2,7 +2,7 @@
 
 The commits of the sink are found in the history of the table, where each has its tag. From the newest one back, those
 that the rewind undoes are followed until the first that stays; the version before the oldest of them is restored. That
-version's book has to agree, so a history with gaps, or a late commit of an old epoch, refuses the rewind instead of
+version's book has to agree. So a history with gaps, or a late commit of an old epoch, refuses the rewind instead of
 restoring too little.
 
 That takes back everything that came after a version. So another program's commit in between refuses the rewind, but for

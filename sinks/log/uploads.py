@@ -1,7 +1,7 @@
 """Segments of a log that writers store before a commit names them.
 
-A name begins with the job, sink, timeline and epoch, so that one listing finds the uploads of an epoch, or those of
-epochs that were never completed.
+A name begins with the job, sink, timeline and epoch. So one listing finds the uploads of an epoch, or those of epochs
+that were never completed.
 
 Invariants
     - An upload counts only in the log for which it was made, and only if all its objects are there.

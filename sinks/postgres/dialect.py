@@ -4,10 +4,10 @@ Integers are bigint, floats double precision, booleans boolean, text text, binar
 times of day time, lists, structs and maps text, as JSON. Rows without a key, and before-images, are numbered by an
 identity column, `_holdfast_row`; nothing renumbers it.
 
-Many transactions write to one table at the same time. A delivery runs in REPEATABLE READ: if a row that it puts,
-deletes or holds was changed by a transaction that committed meanwhile, the server refuses it with a serialization
-failure, and the tag is read again. So a zombie whose epoch its successor delivered meanwhile moves no tag, whichever
-of the two comes first.
+Many transactions write to one table at the same time. A delivery runs in REPEATABLE READ: if another transaction has
+meanwhile changed a row that it puts, deletes or holds, the server refuses it with a serialization failure. The tag is
+then read again. So a zombie whose epoch its successor delivered meanwhile moves no tag, whichever of the two comes
+first.
 
 Source: postgresql.org/docs/current: transaction-iso.html, explicit-locking.html, sql-insert.html, catalogs.html.
 """

@@ -1,8 +1,8 @@
 """A writer's connection to its table, and the temporary tables into which it loads rows before a transaction.
 
 The connection is opened when it is needed. After any failure it is dropped, which rolls back its transaction; the next
-call opens another. The place of the table is never created here, only by `prepare`, and a place that was replaced under
-an open connection is noticed before anything is written.
+call opens another. The place of the table is never created here, only by `prepare`. A place that was replaced under an
+open connection is noticed before anything is written.
 
 Invariants
     - Rows are loaded before the write transaction begins: loading locks nothing but the connection's own tables.

@@ -1,6 +1,6 @@
 """Taking deliveries to a table back, up to the base epoch of a rewind: one transaction.
 
-The tags of all writers move first, to the new timeline and the base epoch, which fences every later writer of an older
+The tags of all writers move first, to the new timeline and the base epoch. This fences every later writer of an older
 timeline, including one that never delivered before. Then every row changed since is restored from the before-images,
 and the images are dropped, in the same transaction. A plan gathers the same in a reading transaction and changes
 nothing but a temporary table of its own connection.

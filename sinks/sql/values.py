@@ -5,8 +5,8 @@ date functions read: `2026-01-31T09:30:00.000000Z`, always UTC and always six di
 `2026-01-31`, times of day `09:30:00.000000`. Lists, structs and maps are JSON, as text. How a database stores them is
 its dialect's decision; SQLite stores them as they are.
 
-Canonical JSON holds a before-image. Keys are sorted, there is no white space, integers and reals stay apart (`1`,
-`1.0`), reals keep every bit, and a value that JSON cannot express is an object with one member: `{"hex":"00ff"}` for
+Canonical JSON holds a before-image. Keys are sorted, there is no white space, integers and reals stay distinct (`1`,
+`1.0`), and reals keep every bit. A value that JSON cannot express is an object with one member: `{"hex":"00ff"}` for
 binary, `{"real":"inf"}` for an infinity. `Dialect.row_json` writes it.
 
 Invariants

@@ -1,6 +1,6 @@
 """The file of a SQLite database: whether it can be one, which one it is, and opening it.
 
-The journal mode is left as it is found: SQLite's default rollback journal. Write-ahead logging would be quicker, but
+The journal mode is left as it is found: SQLite's default rollback journal. Write-ahead logging would be quicker. But
 several processes that write and checkpoint one file can damage it in every version from 3.7.0 to 3.51.2, and Python
 brings its own.
 

@@ -2,8 +2,8 @@
 
 SQLite's own wait sleeps ever longer, up to 100 ms at a time, and gives up after a while: of several writers that
 deliver all the time, the one that sleeps is passed by the others again and again. Here a writer first takes the lock of
-a small file beside the database, and lets it go as soon as its transaction has begun. Only the holder tries to begin,
-so the next free moment of the database is its own, and a writer that has just committed queues behind it.
+a small file beside the database, and lets it go as soon as its transaction has begun. Only the holder tries to begin.
+So the next free moment of the database is its own, and a writer that has just committed queues behind it.
 
 Invariants
     - The queue is a courtesy: SQLite's own lock keeps writers apart. A writer that cannot use the queue, or whose turn

@@ -174,8 +174,8 @@ class NotFound(Exception):
 def is_failure(error: BaseException) -> bool:
     """Return whether this error is a failure of the code that raised it, whatever its class is.
 
-    An error that the handler of a signal raised, such as an interrupt or the time limit of a test, is meant for the
-    program that runs the code.
+    An error from the handler of a signal, such as an interrupt or the time limit of a test, is meant for the program
+    that runs the code.
     """
     if isinstance(error, Exception):
         return True

@@ -1,7 +1,7 @@
 """Decorators of compiled functions.
 
 Importing this module imports Numba. A *kernel* is called from Python; its one signature is compiled, or loaded from the
-cache, when its module is imported, so no batch ever waits for a compiler, and a call with other types is an error. An
+cache, when its module is imported. So no batch ever waits for a compiler. A call with other types is an error. An
 *inner* function is compiled into the kernels that call it.
 
 Kernels release the interpreter lock. They allocate little and call nothing that can raise.

@@ -1,7 +1,7 @@
 """Operations of kernels that Python cannot express: loads and stores by address, prefetch, 128-bit products.
 
 Inside kernels, memory is an address and words are numbered from there. An array would be passed to every inner function
-as seven numbers, counted, and its index checked for being negative, which makes a row five times as expensive.
+as seven numbers and counted, and each index checked for being negative. That makes a row five times as expensive.
 """
 
 from __future__ import annotations

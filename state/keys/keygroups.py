@@ -5,8 +5,8 @@ key -> hash -> key group is fixed for a job's life, so state written years ago c
 
 Invariants
     - The same key always has the same hash and key group: golden values in tests/formats.
-    - Key groups use the high half of a hash, the index of a table its low half, so the keys
-      of one subtask spread over its whole index.
+    - Key groups use the high half of a hash, the index of a table its low half. So the keys of one subtask spread over
+      its whole index.
     - The ranges of all subtasks are contiguous, disjoint and cover every key group.
 
 Pure: no clock, thread or I/O.

@@ -1,7 +1,7 @@
 """Memory of tables that begin with the content of an image: writes stay in this process.
 
 While the tables fit their budget, written pages are ordinary memory. Above it, regions are swapped out to unlinked
-files in the same folder, and those that were not written are dropped, since the image has their content.
+files in the same folder. Regions that were not written are dropped, since the image has their content.
 
 Invariants
     - No file of the image changes, whatever is written.

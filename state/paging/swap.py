@@ -8,7 +8,7 @@ Tables ask for the regions that they are about to reach (`bring`). Where the pag
 mapped by one fault then; otherwise, and without asking, the system maps page by page.
 
 Once tables are well below their budget, regions that were mapped from files become ordinary memory again, some at a
-time, and kernels work on whole batches as before.
+time. Kernels then work on whole batches as before.
 
 Invariants
     - Where the disk is full, regions stay in memory, and `refused` makes the worker stop reading.

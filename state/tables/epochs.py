@@ -2,7 +2,7 @@
 
 *Working* values are those as of the last row, *committed* values those as of the last completed epoch known here; lists
 of dirty slots show where the two may differ. So the cost of a barrier, a commit or a rollback depends on the changes,
-not on the size of the table, and a rollback reads no file.
+not on the size of the table. A rollback reads no file.
 
 Invariants
     - An absent key has default working values, so a slot that was deleted, or created later and rolled back, is
@@ -13,8 +13,8 @@ Invariants
       begins.
     - advance() also writes the copies of a committed epoch to the committed values, some at a time. A reader of
       committed values or flags, and the next freeze, first write the rest.
-    - Frozen values are absolute and hold everything touched since the last commit known at the
-      freeze, so the next delta includes an epoch that does not complete (P8).
+    - Frozen values are absolute and hold everything touched since the last commit known at the freeze. So the next
+      delta includes an epoch that does not complete (P8).
 
 Carries out PROTOCOL P8 (merge forward), P9 (freeze commits first), P10 (roll_back).
 Pure: no clock, thread or I/O of its own; for use by one thread. Frozen deltas may go to another.

@@ -2,8 +2,8 @@
 
 Appended rows never change. A commit of kind `void` lists the offsets whose rows no longer count, and moves the tags of
 the writers in the same step. So an append of an older timeline that is still in flight fails. A later reader skips from
-the row before a void range to the row after it, and its position is the beginning of the range until that row exists.
-So a reader whose position is inside a void range or at its end has read rows that no longer count.
+the row before a void range to the row after it. Its position is the beginning of the range until that row exists. So a
+reader whose position is inside a void range or at its end has read rows that no longer count.
 
 Invariants
     - A void range consists of whole segments; the ranges of two rewinds never overlap.

@@ -2,7 +2,7 @@
 
 The aggregates behind an upsert sink change their order and a name; one more is added, removed with its state, and comes
 back together with a twin. The sink's columns stay, so the oracle needs to know nothing of it. The twins count the same
-values from the same record on, so they are always equal, unless one of them reads state that is not its own.
+values from the same record on. So they are always equal, unless one of them reads state that is not its own.
 
 Source: docs/decisions/0038-schema-evolution.md.
 """

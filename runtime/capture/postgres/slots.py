@@ -1,7 +1,7 @@
 """Slots and publications of a capture: their names, how they are created, and the server's reports about them.
 
 A slot belongs to one attempt at a snapshot of one table for one log, as its name shows. So no capture ever uses the
-slot of another log, of a table that has the name of an earlier one, or of an attempt that was given up.
+slot of another log, of an earlier table with the same name, or of an abandoned attempt.
 
 Source: postgresql.org/docs/current: view-pg-replication-slots.html, sql-createpublication.html.
 """

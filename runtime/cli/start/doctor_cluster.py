@@ -1,6 +1,6 @@
 """Checks of a cluster for `holdfast doctor`: whether Spark's traffic and our streams are protected.
 
-Spark sends the secret of a run to its workers with the task, so a program that can read or forge Spark's traffic can
+Spark sends the secret of a run to its workers with the task. So a program that can read or forge Spark's traffic can
 read or forge ours. Nothing is started here: the check reads settings where a run would read them, and opens and closes
 a connection to the master.
 

@@ -13,7 +13,7 @@ Invariants
     - Two rows join if and only if keys and times fit and neither was over, by the clock of its key, when the second
       arrived. This holds for all pairs of rows that arrive in time.
     - An unmatched row is emitted once per committed history: when the clock passes the time at which it is over.
-    - Event times of an input in the result lie at most the bound's `delay_us` behind the clock, so event time leaves
+    - Event times of an input in the result lie at most the bound's `delay_us` behind the clock. So event time leaves
       the fragment as much later.
     - Rows are expired at a barrier only, when no piece waits.
 

@@ -1,7 +1,7 @@
 """Standing queries: each row of a stream finds the queries that it satisfies, of those that a table has now.
 
 A query is data: values with which columns of a row have to be equal, and bounds between which they have to be. Queries
-are state, ordered by the columns that a row and its queries have in common, so a row meets the queries of its key and
+are state, ordered by the columns that a row and its queries have in common. So a row meets the queries of its key and
 no others. If a term is an equality, a batch sorts the queries of its keys by that column, and a row meets those that
 have its value or none. The other terms are tested on columns of pairs, the rest of which shrinks with every term.
 

@@ -1,14 +1,14 @@
 """Early results of windows: which rows of state changed since their windows were shown, and when they are shown next.
 
 Every record marks the row of state that it is folded into. Windows are shown in passes. A pass begins at the first
-multiple of the interval after the oldest change that was not shown, but not before an interval has passed since the
-last round of the pass before. It takes the rows that are marked when it begins, in rounds, between batches of records;
-a round shows the open windows of its rows and clears their marks. A row that changes after its round is marked for the
-next pass. Slices of one key are in one round, so that a window that consists of several is shown once per pass.
+multiple of the interval after the oldest change that was not shown. At least an interval must have passed since the
+last round of the previous pass. It takes the rows that are marked when it begins, in rounds, between batches of
+records; a round shows the open windows of its rows and clears their marks. A row that changes after its round is marked
+for the next pass. Slices of one key are in one round, so that a window that consists of several is shown once per pass.
 marked.py finds the rows, in turns that are bounded whatever the size of the state.
 
-When windows were last shown, and since when a change has not been, is in the state in a separate table, with one row
-per key group. So a restored operator knows without a look at its rows whether there is anything to show.
+A separate table of the state, with one row per key group, has the time of the last display and of the oldest change
+that was not shown. So a restored operator knows without a look at its rows whether there is anything to show.
 
 Invariants
     - A row has a mark if an open window with it has changed since that window was last shown, or never was.

@@ -89,7 +89,7 @@ BLOCK_ROWS = 256
 SCRATCH_GAP = 24
 """Words between the parts of a kernel's scratch, so that they do not lie in the same lines of the cache."""
 MOVED_PER_BLOCK = 1_024
-"""Entries that a block moves. A block inserts at most BLOCK_ROWS keys, so the old generation, half full when moving
+"""Entries that a block moves. A block inserts at most BLOCK_ROWS keys. So the old generation, half full when moving
 begins, fills to five eighths at most, and the new one, twice as large, to three eighths."""
 
 
