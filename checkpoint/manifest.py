@@ -303,7 +303,7 @@ def named_in(data: bytes, ref: ObjectRef, base: bytes | None = None) -> Named:
 def _decoded(decoder: msgspec.json.Decoder[Read], data: bytes, ref: ObjectRef, base: bytes | None) -> Read:
     try:
         data = _plain(data, base)
-        version = _VERSION.decode(data).v  # a later release may compress what this one cannot read
+        version = _VERSION.decode(data).v  # a later release may use a compression that this one cannot read
         if _FIRST_VERSION <= version < COMPRESSED_VERSION:
             return decoder.decode(data)
     except (msgspec.DecodeError, pa.ArrowException, OSError, ValueError) as error:

@@ -153,7 +153,7 @@ class Writer:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self._finish()
-        else:  # Arrow writes what it still holds when it frees its streams, perhaps after `into` is closed
+        else:  # Arrow flushes its buffers when it frees its streams, perhaps after `into` is closed
             self._hashed.discard()
 
     def block(self, operator: int, kind: KeyType, key_group_count: int, batches: Iterable[pa.RecordBatch]) -> None:

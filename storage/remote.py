@@ -65,7 +65,7 @@ class FsspecObjects:
         except FileExistsError:
             raise AlreadyExists(path) from None
         except self._failures as error:
-            if code_of(error) == EXISTS:  # some stores do not say which condition failed
+            if code_of(error) == EXISTS:  # some stores do not report which condition failed
                 raise AlreadyExists(path) from None
             self._refused(error, f"writing {path}", "the object may or may not exist")
 

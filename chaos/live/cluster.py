@@ -37,7 +37,7 @@ spark.executor.extraJavaOptions {java}
 spark.executor.memory 512m
 """
 # Executors die on purpose here; Spark gives up on an application after ten of them.
-# Its REST server, which is not used, takes port 6066 or the next free one, whatever else is set.
+# Its REST server, which is not used, takes port 6066 or the next free one, for any setting.
 MASTER_OPTIONS = "-Dspark.deploy.maxExecutorRetries=-1 -Dspark.master.rest.enabled=false"
 _SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 _DEPLOY = "org.apache.spark.deploy"

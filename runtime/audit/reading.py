@@ -79,7 +79,7 @@ def _opened(source: Source | None) -> OpenSource | str:
 def _source_line(source: Source, opened: OpenSource, taken: SourceTaken, epoch: Epoch) -> Line:
     lost = taken.lost_ranges
     first = lost[-1][1] if lost else taken.first
-    removed_too = bool(lost) and lost[0] != (taken.first, first)  # what was read between ranges that are lost
+    removed_too = bool(lost) and lost[0] != (taken.first, first)  # the records that were read between lost ranges
     if removed_too or (same_from(opened, taken.partition) > first and taken.end > first):
         cause = opened.gone(taken.partition) or "records older than retention, or compacted"
         return _line_of_source(taken, epoch, "not provable", f"no longer readable: {cause}")

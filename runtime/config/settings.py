@@ -397,7 +397,7 @@ def _parsed(setting: Setting, given: object, called: str) -> int | str | None:
 def _number(setting: Setting, given: object, called: str) -> int:
     if setting.unit == "duration":
         if setting.name.endswith("_ms") and not isinstance(given, bool) and str(given).strip().isdigit():
-            return int(str(given))  # the name says the unit
+            return int(str(given))  # the name has the unit
         return duration_ms(given, called)
     if setting.unit == "bytes":
         return size_bytes(given if isinstance(given, int) else str(given), called)

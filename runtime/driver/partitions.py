@@ -186,7 +186,7 @@ def listed(state: Master, found: Sequence[SourcePosition], now: float) -> Master
     assert state.listing is not None
     new = [at for at in found if (at.source, at.partition) not in places and at.offset >= 0]
     if state.listing.reason == "interval" and not _takes_new(state):
-        new = []  # it was made for what was deleted
+        new = []  # it was made for a deleted partition
     if (refusal := refusal_to_grow(job, state.rules.fixed, new)) is not None:
         return refusal
     after = replace(state, listing=None, list_again_at=now, listed_at=now, list_error=None)

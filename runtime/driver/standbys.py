@@ -44,7 +44,7 @@ Follows = dict[WorkerId, tuple[Subtask, ...]]
 def cover(state: Master) -> Master:
     """Let workers without a subtask follow subtasks, as many as the run has standbys."""
     spare = [w for w, hosted in state.workers.items() if hosted.subtask is None]
-    spare.sort(key=lambda worker: state.workers[worker].role is None)  # what has copies stays a standby
+    spare.sort(key=lambda worker: state.workers[worker].role is None)  # a worker with copies stays a standby
     standbys = {worker: state.workers[worker] for worker in spare[: state.rules.standbys]}
     if not standbys or not isinstance(state.phase, Deployed):
         return state

@@ -109,7 +109,7 @@ class JsonLines:
             for field, column, missing in zip(self._schema, found.columns, found.missing, strict=True)
         ]
         accepted = np.ones(len(found.rows), bool)
-        for name in self._strict:  # what is refused is refused below, with the reason
+        for name in self._strict:  # refused below, with the reason
             if (column := columns[self._schema.get_field_index(name)]).null_count:
                 accepted &= column.is_valid().to_numpy(zero_copy_only=False)
         if accepted.all() and len(found.rows) == len(array):

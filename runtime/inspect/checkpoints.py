@@ -55,7 +55,7 @@ def listed_checkpoint(stored: Stored, found: Completed) -> dict[str, Any]:
     try:
         offsets = offsets_of(stored.repository.load_manifest(found.body.manifest))
     except Damaged:
-        offsets = None  # unknown here; `verify` names what is damaged
+        offsets = None  # unknown here; `verify` names the damage
     return {
         "epoch": found.body.epoch,
         "timeline": found.timeline,

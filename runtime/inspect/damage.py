@@ -30,7 +30,7 @@ def with_way_out(repository: Repository, name: str, error: ErrorReport) -> Error
         retained = () if job is None else tuple(job.completed)
         before = newest_without(repository, retained, error.object)
     except (Damaged, Unavailable):
-        return error  # more is damaged, or the store is away: the advice that it has stands
+        return error  # more is damaged, or the store is unreachable: its own advice holds
     if retained and before == retained[-1].body.epoch:
         return error  # the last checkpoint does not need it
     if before is None:

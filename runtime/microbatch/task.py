@@ -86,7 +86,7 @@ class Ports:
         paused: Uploads that the process leaves out after one was refused; kept over its tasks.
     """
 
-    network: Network  # tasks have no channels of their own
+    network: Network  # tasks have no channels
 
     def __init__(
         self,

@@ -309,7 +309,7 @@ def _compiled(
             stages.append(_Stage(step.use, _filter(step, each.upsert_key, live)))
         else:
             stages.append(_Stage(step.use, _project(step, each.upsert_key, live, carried)))
-        # Only what the whole chain reads is sure to be there, also for a column that stands for the number of rows.
+        # Only columns that the whole chain reads certainly exist, also as the column that carries the number of rows.
         there = step.reads(0, before, {MAIN: needed})
         live = frozenset(step.reads(0, pa.schema([before.field(name) for name in there]), {MAIN: live}))
         needed = frozenset(there)

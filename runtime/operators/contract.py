@@ -195,7 +195,7 @@ class Step(ABC):
         """Whether its operator receives processing time."""
         return False
 
-    # Where it stands
+    # Position in the plan
 
     @property
     def writes_to(self) -> str | None:

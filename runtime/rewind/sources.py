@@ -49,7 +49,7 @@ def source_rows(there: Manifest, here: Manifest, sources: Sequence[SourceSpec]) 
     """
     back = {(at.source, at.partition): at.offset for at in there.positions}
     now = {(at.source, at.partition): at.offset for at in here.positions}
-    with ExitStack() as stack:  # each is opened once, as one may wait for what a broker does not know
+    with ExitStack() as stack:  # each is opened once, as one may wait for a topic that a broker does not know
         opened = [(spec, stack.enter_context(closing(spec.source.open()))) for spec in sources]
         starts, firsts = _starts(there.positions, opened), _firsts(now.keys() - back.keys(), opened)
         again = [place for place, at in now.items() if at > max(0, back.get(place, 0))]

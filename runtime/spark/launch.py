@@ -104,7 +104,7 @@ def start_context(
         context = uninterrupted(lambda: SparkContext.getOrCreate(conf))
     except Exception as error:  # py4j raises several kinds; each means that Spark did not start
         raise _no_spark(error) from error
-    # A killed worker fails its Spark job; the Holdfast job reports what that means, in one line.
+    # A killed worker fails its Spark job; the Holdfast job reports the consequence, in one line.
     context.setLogLevel("FATAL")
     return context
 

@@ -44,7 +44,7 @@ class CallMarks:
         if folder := os.environ.get(_FOLDER):
             with suppress(FileNotFoundError):
                 self._file = os.open(os.path.join(folder, str(os.getpid())), os.O_WRONLY | os.O_APPEND)
-                faulthandler.enable(self._file)  # what Spark itself has opened would overwrite the mark
+                faulthandler.enable(self._file)  # the file as opened by Spark itself would overwrite the mark
 
     def mark(self, what: str | None, at: At | None = None, /) -> None:
         """See vitals.Mark."""

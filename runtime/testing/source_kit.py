@@ -279,7 +279,7 @@ def reads_a_partition_that_is_added(kit: SourceKit) -> None:
         assert set(before) < set(there), "a new partition is listed, and none disappears"
         for partition in set(there) - set(before):
             first = driver.retention_start(partition)
-            rows = _rows(worker, partition, first)  # a worker reads what the driver has listed
+            rows = _rows(worker, partition, first)  # a worker reads the partitions that the driver has listed
             assert rows and rows == _rows(driver, partition, first)
             assert worker.end_offsets()[partition] > max(rows) and not worker.ended(partition, first)
             assert driver.changed(worker.identity(partition, max(rows) + 1)) is None

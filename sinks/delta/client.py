@@ -245,7 +245,7 @@ class LoadedVersion:
         with self._connection.raising():
             found = pa.table(self._table.get_add_actions())
         rows = found.column("num_records").to_pylist() if "num_records" in found.column_names else [None] * len(found)
-        paths = map(unquote, found.column("path").to_pylist())  # the log quotes them once more
+        paths = map(unquote, found.column("path").to_pylist())  # the log quotes them again
         return {path: count or 0 for path, count in zip(paths, rows, strict=True)}
 
     def missing(self, files: Iterable[str]) -> int:

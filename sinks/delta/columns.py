@@ -13,6 +13,6 @@ DELTA = Format(
     name="Delta",
     table="a Delta table",
     wider={pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64()},
-    not_in_names=" ,;{}()\n\t=`",  # what needs column mapping, and what quotes a name
+    not_in_names=" ,;{}()\n\t=`",  # characters that need column mapping, and those that quote a name
     read_as_null=frozenset({"", "__HIVE_DEFAULT_PARTITION__"}),  # the second is how folders spell a null
 )

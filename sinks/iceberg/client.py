@@ -277,7 +277,8 @@ class LoadedVersion:
                 self._stage(transaction, change, summary)
                 transaction.set_properties(numbers)
                 conditions: Any = (AssertTableUUID(uuid=compared.table_uuid), Unchanged.since(compared))
-                # Not commit_transaction: it would try again on top of what was first, as the table's properties say.
+                # Not commit_transaction: it would retry on top of the first commit, according to the table's
+                # properties.
                 self._table._do_commit(transaction._updates, (*transaction._requirements, *conditions))
             except CommitFailedException:
                 return False

@@ -131,7 +131,7 @@ def largest(batch: pa.RecordBatch) -> int:
             size += _ESCAPED_MAX * (pc.max(pc.binary_length(column)).as_py() or 0)
         else:
             size += _PLAIN_MAX
-    return 2 * size  # The columns of the key come twice.
+    return 2 * size  # The columns of the key occur twice.
 
 
 @lru_cache(SCHEMAS_MAX)

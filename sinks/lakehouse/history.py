@@ -46,7 +46,7 @@ def tag_of(entry: Entry, job_uuid: str, sink: str) -> Tag | None:
     try:
         return Tag(Timeline(int(info["timeline"])), Epoch(int(info["epoch"])))
     except (KeyError, TypeError, ValueError):
-        return None  # not written by a sink, whatever it says
+        return None  # not written by a sink, even if it claims so
 
 
 def said(entry: Entry) -> str:

@@ -150,7 +150,7 @@ class LogSink(Repairs, Audits, Ownership, Sink):
                 not_done="the job was not started, the log was not changed",
                 next_step="leave key out to take that of the log, or name another log",
             )
-        # A log that has grown since takes what it took before.
+        # A log that has grown since still takes the same rows.
         stored = self._stored(schema, upsert_key is not None)
         fitting = pa.schema(list(meta.schema)[: len(stored)]) if meta.fits(stored) else meta.schema
         self._check_columns(stored, fitting, "the log")
@@ -313,7 +313,7 @@ class LogTarget(Target):
         try:
             delete_each(store, paths)
         except Unavailable as error:
-            # They take space and are never read; what is left of the epochs here stays.
+            # They take space and are never read; the remaining uploads of these epochs stay.
             _log.warning("%s: %d uploads that no commit names may be left: %s", self._where, len(paths), error.what)
 
     def _append(

@@ -100,7 +100,7 @@ class WriterConnection:
     def _opened(self) -> Connection:
         place = self._identity()
         if self.db is not None and self._place != place:
-            self.close()  # Writing on would go to what was replaced.
+            self.close()  # Further writes would go to the replaced file.
             raise Unavailable(
                 f"{self._where}: the {self._sink.dialect.place} was replaced while it was open",
                 not_done="nothing was written to either",

@@ -32,7 +32,7 @@ HEADER = b"SQLite format 3\x00"
 def connect(path: str, mode: str) -> sqlite3.Connection:
     """Open the file; mode "rw" never creates it, "rwc" does, for its user alone."""
     if mode == "rwc":
-        with suppress(OSError):  # SQLite reports what prevents it.
+        with suppress(OSError):  # SQLite reports the obstacle.
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     db = sqlite3.connect(
         f"file:{quote(path)}?mode={mode}",

@@ -103,7 +103,7 @@ class MappedFiles:
         wanted = min(file.size, -(-needed // step) * step)
         if wanted > file.allocated:
             os.posix_fallocate(file.descriptor, file.allocated, wanted - file.allocated)
-        elif wanted < file.allocated:  # what lies after it goes, and reads as zeros
+        elif wanted < file.allocated:  # bytes after it are dropped, and read as zeros
             os.ftruncate(file.descriptor, wanted)
             os.ftruncate(file.descriptor, file.size)
         file.allocated = wanted

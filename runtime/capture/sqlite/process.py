@@ -114,7 +114,7 @@ class Capture(Sessions):
         staged = list[LogSegment]()
         db.execute("BEGIN")
         try:
-            position = outbox.newest(db, table.name)  # the read that decides what the transaction sees
+            position = outbox.newest(db, table.name)  # the read that fixes the view of the transaction
             found = db.execute(f"SELECT {listed(table.names)} FROM main.{quoted(table.name)}")
             for piece in outbox.pieces(found):
                 if self._stopping.is_set():

@@ -119,7 +119,7 @@ def _wait(stored: Stored, request: str, deadline: float, args: argparse.Namespac
     try:
         while True:
             shown = status_of(stored, SystemClock().wall_us())
-            reply = requests.answer_to(stored.store, request) or reply  # a run may end without doing what it accepted
+            reply = requests.answer_to(stored.store, request) or reply  # a run may end before it has done so
             if shown.state in ("stopped", "finished"):
                 return shown
             if reply is not None and not reply["accepted"]:

@@ -395,7 +395,7 @@ def late_so_far(prepared: Prepared) -> Mapping[str, int] | None:
             return None
         found = late_of(repository.load_manifest(job.completed[-1].body.manifest))
     except (Damaged, Unavailable):
-        return None  # the results of the run stand, whether or not they can be counted now
+        return None  # the results of the run are valid, whether or not they can be counted now
     return None if found is None else found.operators
 
 

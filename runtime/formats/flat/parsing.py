@@ -159,7 +159,7 @@ def _column_of(at: int, size: int, names: int, bounds: Any) -> Any:
 def _row(at: int, end: int, row: int, rows: int, names: int, bounds: Any, kinds: Any, out: Any, order: Any) -> bool:
     """Read one object; return whether it is accepted."""
     values, sizes, states = out
-    ignored = kinds.size * rows  # where what is ignored is stored
+    ignored = kinds.size * rows  # where ignored values are stored
     if end - at < 2 or get_u8(at, 0) != _OPEN:
         return False
     at = _past_spaces(at + 1, end)
@@ -191,7 +191,7 @@ def _row(at: int, end: int, row: int, rows: int, names: int, bounds: Any, kinds:
             return False
         at = _past_spaces(at + 1, end)
         kind, place = (kinds[column], column * rows + row) if column >= 0 else (_IGNORED, ignored)
-        if column >= 0 and get_u8(states + place, 0) != MISSING:  # a field that is given twice
+        if column >= 0 and get_u8(states + place, 0) != MISSING:  # a field that occurs twice
             return False
         at = _value(at, end, kind, values + (place << 3), sizes + (place << 3), states + place)
         if at < 0:

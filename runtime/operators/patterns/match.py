@@ -247,7 +247,7 @@ class MatchOperator(Operator):
             ) from error
         return {name: found.get_column(f"_{name}").to_numpy() for name in exprs}
 
-    # Rows whose time has come
+    # Rows that are due
 
     def some(self, batch: pa.RecordBatch, at: int, base: int) -> tuple[int, list[pa.RecordBatch]]:
         """Take rows that are due, from one on, in their order."""

@@ -431,7 +431,7 @@ class WindowOperator(Operator):
         if self._step.window.overlap == 1:
             yield from self._results(distinct(slots[rows]))
             return
-        # Windows that are farther apart than their size share no slice: what lies between is not looked up.
+        # Windows that are farther apart than their size share no slice: slices between them are not looked up.
         order = np.argsort(windows, kind="stable")
         for part in np.split(order, np.flatnonzero(np.diff(windows[order]) >= self._step.window.size_us) + 1):
             if part.size:

@@ -112,7 +112,7 @@ def _row(stored: Stored, found: Completed) -> dict[str, Any]:
     try:
         manifest = stored.repository.load_manifest(done.manifest)
     except Damaged:
-        return row  # `holdfast checkpoints verify` reports what is damaged
+        return row  # `holdfast checkpoints verify` reports the damage
     offsets = [
         {"source": source, "partition": int(partition), "offset": offset}
         for source, at in offsets_of(manifest).items()

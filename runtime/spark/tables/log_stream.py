@@ -79,7 +79,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         reader, before = self._reader(), _position(start)
         check_history(reader, before)
         for partition, offset in before.offsets.items():
-            if before.seen.commit:  # otherwise nothing was read, and the query begins with what the log has now
+            if before.seen.commit:  # otherwise nothing was read, and the query begins with the present log
                 check_whole(reader, before.seen, partition, offset)
         ends = _ends(reader) if self._target is None else self._target
         # A compaction may have removed the last rows: then the end is before the position.
