@@ -290,8 +290,7 @@ def decode(data: bytes, ref: ObjectRef, base: bytes | None = None) -> Manifest:
 
 
 def named_in(data: bytes, ref: ObjectRef, base: bytes | None = None) -> Named:
-    """Read the names in a manifest, and the manifest that it needs; this takes a tenth of the time of reading all of
-    it."""
+    """Read the names in a manifest, and the manifest that it needs, in a tenth of the time for all of it."""
     found = _decoded(_PARTS, data, ref, base)
     needed = base_of(data, ref)
     held = [each.path for handle in found.state for each in handle.base]
@@ -316,8 +315,7 @@ def _decoded(decoder: msgspec.json.Decoder[Read], data: bytes, ref: ObjectRef, b
 
 
 def _plain(data: bytes, base: bytes | None) -> bytes:
-    """Return the JSON of a stored manifest. Raises ValueError if it differs from the stored bytes, and as
-    `_decompressed`."""
+    """Return a stored manifest's JSON. Raises ValueError if it is not the stored one, and as `_decompressed`."""
     version = _VERSION.decode(data).v
     if version == FORMAT_VERSION:
         delta = _DELTA.decode(data)

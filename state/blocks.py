@@ -97,8 +97,7 @@ class Rows:
         return low
 
     def same_key(self, key: Keys) -> NDArray[np.int64]:
-        """Return the rows with this key, the only one in `key`; the key does not include unrouted columns and a
-        suffix."""
+        """Return the rows with this key, the only one in `key`, which lacks unrouted columns and a suffix."""
         if isinstance(self.keys, np.ndarray):
             value = codec.ints_of(key.type.decode(key)[0])
             return np.flatnonzero(self.keys == _sortable(self.kind, value)[0])

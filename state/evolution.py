@@ -33,8 +33,7 @@ from holdfast.state.tables.values import arrow, default_of
 
 
 def declaration(spec: TableSpec) -> str:
-    """Return a hash of the properties that decide how rows of a table are packed; names of columns are not among
-    them."""
+    """Return a hash of everything that decides how rows of a table are packed; names of columns do not."""
     key = [f"{kind}{'?' if null else ''}" for kind, null in zip(spec.key.types, spec.key.nullable, strict=True)]
     columns = [f"{column.id}:{column.type_name}" for column in spec.columns]
     unrouted = f"{spec.key.unrouted}+{spec.key.suffix}" if spec.key.suffix else str(spec.key.unrouted)

@@ -296,8 +296,7 @@ class DriverProcess(DriverEnd):
 
 
 class SweepLane(ProcessLane):
-    """A driver's lane for sweeps; the checkers inspect the remaining objects after each sweep, before the next
-    event."""
+    """A driver's lane for sweeps; after each sweep, the checkers inspect the remaining objects immediately."""
 
     def submit(self, work: Callable[[], object], done: Callable[[object], None]) -> None:
         """See Lane.submit."""

@@ -182,8 +182,7 @@ class Appending:
         return self._tag != BEFORE_FIRST or self._writer.stored_uuid() == self._writer.meta.uuid
 
     def _catch_up(self) -> None:
-        """Read rows that other processes, or an append of unknown outcome, have added; an error changes nothing
-        here."""
+        """Read rows that other processes, or an append of unknown outcome, added; an error changes nothing here."""
         reader, found = LogReader(self._store), list[Seen]()
         ends = reader.end_offsets()
         for partition, end in ends.items():

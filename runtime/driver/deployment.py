@@ -82,8 +82,7 @@ def _moved(state: Master, last: Manifest | None) -> bool:
 
 
 def deployments(state: Master, base: Manifest | None, workers: Iterable[WorkerId]) -> list[tuple[WorkerId, m.Deploy]]:
-    """Return each of these workers with its deployment. The contents of the base are distributed once, not per
-    worker."""
+    """Return each of these workers with its deployment. The base is distributed once, not per worker."""
     rules, job = state.rules, state.job
     peers = tuple(m.Peer(h.subtask, w, h.address) for w, h in state.workers.items() if h.subtask is not None)
     handles = recovery.handles_for(base, rules.key_ranges)

@@ -168,8 +168,7 @@ class StoreManifest:
 
 @dataclass(frozen=True)
 class RepairTargets:
-    """In the background: deliver the pending output of the base, take back newer output; answered by `TargetsRepaired`
-    (P21)."""
+    """In the background: deliver the base's pending output, take back newer output; see `TargetsRepaired` (P21)."""
 
     job: joblog.Job
     base: Manifest

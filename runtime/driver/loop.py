@@ -314,8 +314,7 @@ class DriverLoop:
         return job.owner != self._owner and (known is None or job.generation > known.generation)
 
     def _lost_in(self, result: object) -> RootLost | None:
-        """Return the error if this log is shorter than the one that the run has read; a worker may miss an object
-        first."""
+        """Return the error if this log is shorter than the one read before; a worker may miss an object first."""
         known = self.state.log.job
         if known is None or isinstance(result, BaseException):
             return None

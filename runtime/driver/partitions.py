@@ -92,8 +92,7 @@ def counts_of(state: Master) -> Counter[Subtask]:
 
 
 class _Known:
-    """Inputs that determine which subtask reads a partition; compared by identity, since every turn of the driver
-    asks."""
+    """Inputs that determine which subtask reads a partition; compared by identity, as every turn asks."""
 
     def __init__(self, state: Master, base: Manifest | None) -> None:
         self.state, self.base = state, base

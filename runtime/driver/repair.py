@@ -180,8 +180,7 @@ def _fence(spec: SinkSpec, rewinding: Rewinding) -> Repair:
 
 
 def _deliver_left(repository: Repository, spec: SinkSpec, order: Order) -> None:
-    """Deliver the output pending in the base, in order, under each writer's tags; skip output that the target already
-    has."""
+    """Deliver the base's pending output, in order, under each writer's tags; skip output that the target has."""
     base, uuid = order.base, order.job.uuid
     pending = [item for item in base.pending if item.writer.sink == spec.name]
     known = {done.writer: done.tag for done in base.confirmed if done.writer.sink == spec.name}

@@ -122,6 +122,5 @@ class _Workers:
             self._ended.append((self._run.clock.monotonic() + REPORTED_WITHIN_S, number, error))
 
     def _awaits_report(self, number: int) -> bool:
-        """Return whether the worker of an ended launch is not lost yet: its companion may still report the call that
-        ended it."""
+        """Return whether an ended launch's worker is not lost yet: its companion may still report the last call."""
         return any(hosted.launch == number for hosted in self._run.loop.state.workers.values())

@@ -1,5 +1,4 @@
-"""Records that tasks of one generation have taken and emitted, summed over epochs, and the size of their state, for
-display.
+"""Records taken and emitted by the tasks of one generation, summed over epochs, and the size of their state.
 
 It also holds the time at which the next timer or window is due, which decides whether there is an epoch to close.
 
@@ -27,8 +26,7 @@ class Counted:
         """The earliest processing time at which the last epoch has left something to do; None if never."""
 
     def add(self, epoch: Iterable[tuple[Subtask, Progress]]) -> None:
-        """Add the reports of an epoch's tasks. The sizes of state, and the next due time, are those of the last
-        epoch."""
+        """Add the reports of an epoch's tasks. Sizes of state and the next due time are those of the last epoch."""
         sums: dict[str, OperatorProgress] = {}
         self.state_bytes, self.due_us = Counter(), None
         for subtask, part in epoch:

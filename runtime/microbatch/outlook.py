@@ -184,8 +184,7 @@ class Outlook:
         return sum(max(0, readable.get(place, 0) - max(at.offset, 0)) for place, at in positions.items())
 
     def silent(self, positions: Positions) -> dict[Place, bool]:
-        """Return the partitions with event time that have had nothing to read for a long time: quiet ones, and idle
-        ones."""
+        """Return the partitions with event time that have long had no records: quiet ones, and idle ones."""
         found, readable = dict[Place, bool](), self.readable()
         for place, at in positions.items():
             if readable.get(place, 0) > max(at.offset, 0):

@@ -275,8 +275,7 @@ class _Task:
         return self._opened.store
 
     def _begin_what_is_due(self) -> Iterator[Parcel]:
-        """Handle timers and windows that are due by the clock, before any row; the next epoch handles those that become
-        due meanwhile."""
+        """Handle timers and windows that are due by the clock, before any row; later ones wait for the next epoch."""
         now_us = max(self._ports.clock.wall_us(), self._batch.now_us)
         while self._run.on_clock(now_us):
             self._work_through()

@@ -291,8 +291,7 @@ def _compiled(
     schema: pa.Schema,
     carried: tuple[str, ...],
 ) -> tuple[list[_Stage], frozenset[str]]:
-    """Compile the steps back to front, so that each computes only used columns; return them and the columns that they
-    take.
+    """Compile the steps back to front, so that each computes only used columns; return them and their input columns.
 
     Args:
         computed: Columns that come out and do not stay in Arrow.

@@ -97,8 +97,7 @@ class TimeSlice:
         return 0 if self._clock is None else self._clock.wall_us()
 
     def pace(self, first: int = ROWS_FIRST) -> Pace:
-        """Return a pace that learns from this clock, beginning with this many rows; without a clock there is no
-        limit."""
+        """Return a pace that learns from this clock, beginning with this many rows; no limit without a clock."""
         return Pace(ROWS_MAX if self._clock is None else first)
 
 

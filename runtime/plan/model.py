@@ -161,8 +161,7 @@ class Plan:
         return drawn(f"plan of {self.app}", self._boxes())
 
     def _boxes(self) -> list[Box]:
-        """Return the sources and steps of all fragments; a text beside an arrow names the key by which rows are
-        shuffled."""
+        """Return the sources and steps of all fragments; a text beside an arrow names the key of a shuffle."""
         boxes, last, sent = list[Box](), dict[tuple[int, int], int](), dict[int, int]()
         for fragment in self.fragments:
             into = tuple((sent[index], joined(self.edges[index].key)) for index in fragment.input_edges)

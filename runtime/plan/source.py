@@ -208,8 +208,7 @@ class OpenSource(ABC):
         return None
 
     def kept(self, within_s: float) -> Mapping[int, Kept]:
-        """Return, per partition, the existing records, and those that are removed within this time. Raises as
-        `end_offsets`.
+        """Return, per partition, the existing records, and those removed within this time. Raises as `end_offsets`.
 
         Called of a source with the trait `removes_old`: records go by their age or number, read or not.
         """

@@ -73,8 +73,7 @@ class Board:
         self._page[_BEATS] += 1
 
     def mark(self, mark: str | None, at: At | None = None, /) -> None:
-        """Record the function that the loop's thread is about to call, and its rows; None when the call has
-        returned."""
+        """Record the function that the loop's thread is about to call, and its rows; None after the call."""
         page = self._page
         if mark is None:
             children.end_if_child()
@@ -246,8 +245,7 @@ def _accompany_when_told() -> None:
 
 
 def _close_all_but(*descriptors: int) -> None:
-    """Close descriptors that a fork inherited: an open copy of a socket would hide the end of the worker from its
-    peer."""
+    """Close inherited descriptors: an open copy of a socket would hide the end of the worker from its peer."""
     for name in os.listdir("/proc/self/fd"):
         if int(name) not in descriptors:
             with contextlib.suppress(OSError):  # the descriptor of the listing itself

@@ -1,5 +1,4 @@
-"""The process that forks the workers of a local run: it has imported the modules that they need, so that they import
-none.
+"""The process that forks the workers of a local run: it has imported their modules, so that they import none.
 
 The driver sends packets over a socket pair: a task (an anonymous file), and launches and kills by number. The zygote
 answers with the end of each launch. It has no threads of its own, so a fork copies a whole process.

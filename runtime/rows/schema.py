@@ -257,8 +257,7 @@ def _default(described: type, of: dataclasses.Field[Any], kind: FieldType) -> Ca
 
 
 def _is_missing(default: object) -> bool:
-    """Return whether a field has no default. A worker gets its class by value, with a copy of the object that marks a
-    missing default."""
+    """Return whether a field has no default. A worker's copy of the class has a copy of the marker."""
     return isinstance(default, type(dataclasses.MISSING))
 
 

@@ -55,8 +55,7 @@ class Quieter:
         self._noise, self._held = noise, b""
 
     def feed(self, data: bytes) -> bytes:
-        """Return the output that may be shown by now. Holds a last, incomplete line back only while it may become
-        noise."""
+        """Return the output that may be shown. Holds a last, incomplete line back only while it may become noise."""
         *lines, last = (self._held + data).splitlines(keepends=True) or [b""]
         if last.endswith(b"\n") or not any(line.startswith(last) for line in self._noise):
             lines, last = [*lines, last], b""
@@ -146,8 +145,7 @@ def _end(jvm: subprocess.Popen[bytes]) -> None:
 
 
 def end_jvm(jvm: subprocess.Popen[bytes], within_s: float = JVM_ENDS_WITHIN_S) -> None:
-    """End a JVM that has its own session, as the end of this process would, and wait for the processes that it
-    started."""
+    """End a JVM with its own session, as the end of this process would, and wait for the processes that it started."""
     assert jvm.stdin is not None
     try:
         with contextlib.suppress(OSError):

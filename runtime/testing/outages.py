@@ -149,8 +149,7 @@ def reads_on_after_a_restart(kit: SourceKit, outages: Outages) -> None:
 
 
 def reads_on_when_its_user_is_let_in_again(kit: SourceKit, outages: Outages) -> None:
-    """While the user is refused, no position moves, and the message names the next step; then the same source reads
-    on."""
+    """While the user is refused, no position moves, and the message has a next step; then the same source reads on."""
     refused = _given(outages.refused, "refused")
     with closing(_opened(kit)) as opened:
         before = _read(opened)

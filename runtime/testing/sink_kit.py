@@ -188,8 +188,7 @@ def shows_nothing_of_a_delivery_that_cannot_be_read(kit: SinkKit) -> None:
 
 
 def refuses_what_is_older(kit: SinkKit) -> None:
-    """An epoch of a zombie changes nothing, one of an older timeline ends the zombie, and a newer timeline
-    continues."""
+    """A zombie's epoch changes nothing, one of an older timeline ends the zombie, and a newer timeline continues."""
     kit.deliver(5, ANN)
     assert kit.deliver(4, BEA) == AlreadyDelivered(tag(5))
     assert kit.deliver(2, BEA, timeline=2) == Delivered(1)

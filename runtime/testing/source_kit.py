@@ -165,8 +165,7 @@ def reads_in_the_background_what_it_reads_at_once(kit: SourceKit) -> None:
 
 
 def goes_back_while_a_read_is_under_way(kit: SourceKit) -> None:
-    """Recovery drops readers and returns to an offset: new readers return each record once, even if a read was in
-    progress."""
+    """Recovery drops readers and returns to an offset: new readers return each record once, despite open reads."""
     with _opened(kit) as opened:
         for partition, rows in _all(opened).items():
             starts = [*rows][:3]

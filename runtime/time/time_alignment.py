@@ -116,8 +116,7 @@ def _slowest(
     group: Group,
     stands: dict[Place, tuple[int, float]],
 ) -> Place | None:
-    """Return the partition that limits the others, None if there is none; note those whose event time does not
-    advance."""
+    """Return the partition that limits the others, None if there is none; note those that do not advance."""
     behind = [place for place in look.partitions if place[0] in group.sources and _is_behind(place, look, before)]
     for place in sorted(behind, key=lambda place: (_time(look.partitions[place]), place)):
         now_us = _time(look.partitions[place])

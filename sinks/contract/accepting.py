@@ -1,5 +1,4 @@
-"""Refuses rows of any sink before they are staged, and recognises conversion errors, by which a target refuses rows
-later.
+"""Refuses rows before they are staged, and recognises conversion errors, by which a target refuses rows later.
 
 Each sink checks the limits of its target. Values that no column may hold are checked here, for all sinks. Each refusal
 shows a row. An error that the code of a sink did not expect, such as an overflow in a client library, is a refusal too:

@@ -109,8 +109,7 @@ class Sink(ABC):
 
     @property
     def repairs(self) -> Repairs | None:
-        """Reverts output for a rewind; None: a rewind leaves the output if the user accepts that, else it is
-        refused."""
+        """Reverts output for a rewind; None: a rewind leaves it if the user accepts that, else it is refused."""
         return None
 
     @property

@@ -92,8 +92,7 @@ class DeltaConnection:
         """See target.Connection. Nothing is open."""
 
     def others(self) -> str | None:
-        """Return files in a local folder without a table that VACUUM would delete; None if there are none, or it is
-        unknown."""
+        """Return files in a local folder without a table that VACUUM would delete; None if none, or unknown."""
         if not local(self.place.path):
             return None
         try:

@@ -176,8 +176,7 @@ class Commits:
         return True
 
     def settle(self) -> None:
-        """Publish the files that the newest commit names, and delete files that no commit will name. Raises
-        Unavailable."""
+        """Publish the newest commit's files, and delete files that no commit will name. Raises Unavailable."""
         if self._published == self.tail.sequence:
             return
         staged = set(self.stores.own.list(STAGING))

@@ -42,8 +42,7 @@ _UNSUPPORTED = re.compile(r"not (yet )?(implemented|support)", re.IGNORECASE)
 
 
 def raised() -> tuple[type[Exception], ...]:
-    """Return the errors that calls of the library raise. With `py-io-impl`, these may be the errors of botocore, which
-    are not OSErrors."""
+    """Return the errors of the library's calls. With `py-io-impl`, these may be botocore's, which are not OSErrors."""
     loaded: Any = sys.modules.get("botocore.exceptions")
     return RAISED if loaded is None else (*RAISED, loaded.BotoCoreError, loaded.ClientError)
 

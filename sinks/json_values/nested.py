@@ -80,8 +80,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _plain(kind: pa.DataType, form: str) -> Plain | None:
-    """Return the function that converts a value, which is not null, for msgspec to write it in the form of JSON; None:
-    msgspec already does."""
+    """Return the function that converts a value, which is not null, for msgspec; None: msgspec needs none."""
     if _is_list(kind):
         return _each(_plain(kind.value_type, form))
     if pa.types.is_map(kind):

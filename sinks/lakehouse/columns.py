@@ -146,8 +146,7 @@ class Columns:
             self._check_partition(name, rows.column(name))
 
     def table_of(self, batches: Iterable[pa.RecordBatch]) -> tuple[int, pa.Table | None]:
-        """Read rows; return their number, and the table that a commit writes: with a key, the last row of each, with
-        `_op`.
+        """Read rows; return their number and the table of a commit: with a key, the last row of each, with `_op`.
 
         None: there are no rows. Raises ConfigError.
         """

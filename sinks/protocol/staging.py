@@ -175,8 +175,7 @@ def _as(schema: pa.Schema, batch: pa.RecordBatch) -> pa.Table:
 
 
 def audited(rows: pa.Table, key: tuple[str, ...] | None) -> RowDigest:
-    """Return the digest that identifies output: only the key of a delete counts, as the target keeps nothing else of
-    it."""
+    """Return the digest of output: only the key of a delete counts, as the target keeps nothing else of it."""
     if key is None or OP not in rows.schema.names:
         return digest_of(rows)
     return digest_of(rows, rows.column(OP).to_numpy() == DELETE, (*key, OP))

@@ -1,5 +1,4 @@
-"""The connection of a Redis target: redis-py with its own retries off, since only the tag decides which rows are sent
-again.
+"""The connection of a Redis target: redis-py without its own retries, as only the tag decides what is repeated.
 
 Source: redis-py.readthedocs.io; redis.io/docs; docs/decisions/0081-redis-sink.md.
 """

@@ -139,8 +139,7 @@ class ImmediateSqlTarget(ImmediateTarget):
         return s.dialect.upsert(s.db, put) == 1
 
     def _moved(self, s: Session, origin: Origin, offset: int) -> bool:
-        """Move the fence's row to an offset, if it is still this owner's, and holds the values that this owner
-        wrote."""
+        """Move the fence's row to an offset, if it is still this owner's, with the values that it wrote."""
         given, column = s.given(), s.quoted("offset")
         moved = s.execute(
             f"UPDATE {s.own(tags.FENCE)} SET {column} = CASE WHEN {column} > {given(offset)} THEN {column} "

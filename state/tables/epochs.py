@@ -96,8 +96,7 @@ class EpochRecords(Records):
         self.fold_at(slots, NO_PROGRAM, NO_SOURCES)
 
     def changing(self, slots: Rows) -> Callable[[str], NDArray[Any]]:
-        """Touch slots; return a function that returns a plain column's working values by slot, to write those of these
-        slots.
+        """Touch slots; return a function for a plain column's working values by slot, to write those of these slots.
 
         They are valid as those of column() are, and until the next freeze.
         """

@@ -300,8 +300,7 @@ def of_connections(
 
 
 def _gone() -> tuple[type[Exception], ...]:
-    """Return the errors which mean that a proxy, its process or the server no longer exists: nothing to strike or to
-    heal."""
+    """Return the errors which mean that a proxy, its process or the server no longer exists."""
     from toxiproxy.exceptions import NotFound
 
     return NotFound, OSError, psutil.NoSuchProcess  # for lost connections the client raises OSErrors

@@ -26,8 +26,7 @@ class Finishing:
         """By owner of a run: the records that had arrived in each partition when it accepted to finish."""
 
     def accepted(self, owner: str, at: float) -> Cut:
-        """A run accepted to finish; return the offsets up to which it must read at least. A repeated request changes
-        nothing."""
+        """A run accepted to finish; return the least offsets that it must reach. A repeated request changes nothing."""
         there = [p for partitions in self._scenario.sources_at(at).values() for p in partitions]
         return self._least.setdefault(owner, {p: bisect_right(self._scenario.arrivals[p], at) for p in there})
 

@@ -52,8 +52,7 @@ def as_at_first(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def started(plan: Plan, version: int, base: Manifest | None) -> tuple[Plan, tuple[OperatorState, ...], Checked]:
-    """Return the plan of a driver that starts with this version, its operators, and the checkpoint they were checked
-    against."""
+    """Return plan and operators of a driver that starts with this version, and the checkpoint of their checks."""
     known = () if base is None else base.operators
     arguments = [*_given_up(version, known), *dropping.arguments_of(version, known)]
     plan, operators = with_identities(plan, known, arguments)

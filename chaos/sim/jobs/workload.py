@@ -579,8 +579,7 @@ def _growing(whole: Scenario, keys: int) -> Scenario:
 
 
 def _with_backlog(whole: Scenario, keys: int) -> Scenario:
-    """In some seeds with event time give the partitions a backlog that is read slowly, so some are behind for a long
-    time.
+    """In some seeds with event time give the partitions a backlog that is read slowly, so some lag for a long time.
 
     Partitions differ in how many records they have per second of event time. In most of these seeds one gets its
     records late, while another rests that is far ahead, and resumes meanwhile.

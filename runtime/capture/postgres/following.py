@@ -1,5 +1,4 @@
-"""Decides which transactions of the stream are appended together, which are confirmed, and where the stream has to
-stop.
+"""Decides which transactions of a stream are appended together, which are confirmed, and where the stream stops.
 
 The log's tag is the position up to which it has all changes. A transaction whose commit lies before it is in the log
 and is left out, so a server may send everything again after a crash. Whole transactions become a batch, one commit of

@@ -33,8 +33,7 @@ NOT_WRITTEN = "no file was written"
 
 @dataclass(frozen=True)
 class Answer:
-    """Origin of rows: operator, checkpoint; also the other side of a comparison, or the oldest checkpoint of a
-    history."""
+    """Origin of rows: operator and checkpoint, and the other side of a comparison, or the oldest of a history."""
 
     at: At
     operator: str

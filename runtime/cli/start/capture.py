@@ -1,5 +1,4 @@
-"""`holdfast capture JOB.py`: receives input that a source cannot read again, and appends it to the log that the job
-reads.
+"""`holdfast capture JOB.py`: receives input that a source cannot read again, and appends it to the job's log.
 
 Source: API.md, command line; docs/decisions/0085-webhooks.md, 0087-postgres-capture.md.
 """

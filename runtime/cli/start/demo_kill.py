@@ -99,8 +99,7 @@ class Kill:
 
 
 def kill_one(progress: Progress, job_pid: int, in_log: Callable[[], InLog], mode: str = CONTINUOUS) -> Kill | None:
-    """SIGKILL a worker with a subtask, or the process of a running task, and wait for its end; None if none is known
-    yet.
+    """SIGKILL a worker with a subtask, or the process of a task, and wait for its end; None if none is known yet.
 
     Args:
         in_log: Reads the job log.

@@ -147,8 +147,7 @@ def handle(args: argparse.Namespace) -> int:
 
 
 def _forked(args: argparse.Namespace) -> Zygote | None:
-    """Return the process that forks workers, itself forked before the job's file starts threads; None if it cannot be
-    forked."""
+    """Fork the process that forks workers, before the job's file starts threads; None if that is impossible."""
     if threading.active_count() > 1:
         return None
     from holdfast.runtime.processes.local import Zygote

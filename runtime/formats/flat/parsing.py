@@ -1,5 +1,4 @@
-"""The compiled parser of flat JSON objects. It accepts only text with a single possible reading, and gives up on the
-rest.
+"""The compiled parser of flat JSON objects. It accepts only text with a single possible reading.
 
 An object that it accepts is `{"name":value,...}` with spaces between tokens at most, where a value is an integer of at
 most 18 digits, a number of at most 15 digits without an exponent, true, false, null, or a string without an escape.

@@ -29,8 +29,7 @@ def calls_users(aggregations: Sequence[BoundAggregation]) -> bool:
 
 
 def in_pieces(ctx: OperatorContext, operator: str, aggregations: Sequence[BoundAggregation], take: Take) -> Take:
-    """Return the function that takes the batches of an operator: in pieces, over several turns, if it calls the user's
-    functions."""
+    """Return the function for an operator's batches: in pieces, over several turns, if it calls users' functions."""
     if not calls_users(aggregations):
         return take
     work = _Taking(operator, FUNCTION + operator, take, ctx.time_slice, ctx.time_slice.pace())

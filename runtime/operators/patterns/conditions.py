@@ -29,8 +29,7 @@ class Condition:
 
 
 class FunctionFailed(Exception):
-    """A function of the user failed for a row; the text describes the failure, and the cause is the function's
-    error."""
+    """A function of the user failed for a row; the text describes how, and the cause is the function's error."""
 
 
 def called(function: Callable[..., Any], *arguments: Any, into: Callable[[Any], Any] | None = None) -> Any:
