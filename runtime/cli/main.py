@@ -37,6 +37,8 @@ COMMANDS = {
     "checkpoints": "list, show or verify the checkpoints of a job",
     "state": "read the state of operators: one key, all rows, changes, size",
     "audit": "prove from sources and targets that every record read came out once, for every checkpoint kept",
+    "why": "show which records changed a key of an operator, or made a row of a sink, by replaying",
+    "check": "replay the newest epochs and compare them with the checkpoints: finds code that is not deterministic",
     "dlq": "list dead letters, and append their records to the log that they came from",
     "txn": "list or abort transactions that a killed job left open in Kafka",
     "log": "create, write, read, compact and seal embedded logs",
@@ -51,6 +53,7 @@ PLACES = {
         *("jobs", "status", "events", "explain", "stop", "savepoint", "rewind", "fork"),
         *("checkpoints", "state", "audit", "dlq", "txn"),
     ),
+    "replay": ("why", "check"),
 }
 ELSEWHERE = {
     "chaos": "holdfast.chaos.commands.chaos",  # of a layer above this one, so imported by name alone

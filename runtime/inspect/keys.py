@@ -29,6 +29,11 @@ def parsed(text: str, key: KeyType) -> Keys:
     Raises:
         ConfigError: it has another number of columns, or a value does not fit its column.
     """
+    return key.encode(columns(text, key))
+
+
+def columns(text: str, key: KeyType) -> list[pa.Array]:
+    """Return the same key as its columns, with one value each. Raises ConfigError."""
     values = _values(text, key)
     if len(values) != len(key.names):
         what = f"the key {text!r} has {len(values)} of {len(key.names)} columns"
@@ -41,7 +46,7 @@ def parsed(text: str, key: KeyType) -> Keys:
             arrays.append(pa.array([None if value is None else _value(value, kind)], kind))
         except (ValueError, TypeError, OverflowError, pa.ArrowInvalid, binascii.Error) as error:
             raise _refused(f"{value!r} is not a value of the key column {name!r}, {kind}", key) from error
-    return key.encode(arrays)
+    return arrays
 
 
 def _values(text: str, key: KeyType) -> list[Any]:

@@ -1,0 +1,66 @@
+"""The parts that the commands of replay share: the job's code with its sources open, and what a replay is told."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import ExitStack
+
+from holdfast.errors import ConfigError
+from holdfast.runtime.cli.operate.rewind import job_of
+from holdfast.runtime.cli.reporting import advise
+from holdfast.runtime.inspect.stored import Stored, open_job
+from holdfast.runtime.replay.epochs import Replayable
+from holdfast.runtime.replay.player import Code, opened
+from holdfast.runtime.replay.proof import Proof
+from holdfast.runtime.replay.sources import NOT_REPLAYED
+
+ANNOUNCED_FROM = 500_000
+"""So many records take some seconds."""
+
+
+def job_and_code(args: argparse.Namespace, within: ExitStack) -> tuple[Stored, Code]:
+    """Return the job as its root holds it, and its code with its sources open until the stack is closed.
+
+    Raises:
+        ConfigError: the argument is not a job's file, or there is no such job.
+        Damaged, Unavailable: the job's log or a source cannot be read.
+    """
+    root, name, plan = job_of(args)
+    if plan is None:
+        raise ConfigError(
+            f"a replay runs the job's code, and {args.job!r} is not a Python file",
+            not_done=NOT_REPLAYED,
+            next_step=f"give the file that builds the app, such as {name}.py",
+        )
+    return open_job(root, name), opened(plan, within)
+
+
+def positive(value: int | None, flag: str) -> None:
+    """Refuse a number below 1. Raises ConfigError."""
+    if value is not None and value < 1:
+        raise ConfigError(
+            f"{flag} is {value}", not_done=NOT_REPLAYED, next_step=f"give a whole number from 1 on: {flag} 10"
+        )
+
+
+def announce(epochs: list[Replayable]) -> None:
+    """Show how much is to be replayed, if that takes some seconds."""
+    offsets = sum(each.offsets for each in epochs)
+    if offsets >= ANNOUNCED_FROM:
+        advise(f"replaying {offsets:,} records of {len(epochs)} epochs")
+
+
+def verdict_of(proof: Proof) -> str:
+    """Return how a replay compares with production, in words."""
+    if proof.differences:
+        return "differs from the checkpoint"
+    return "equals the checkpoint" if proof.unknown is None else "not provable"
+
+
+def proof_as_json(proof: Proof) -> dict[str, object]:
+    """Return a comparison as JSON-able values."""
+    return {
+        "exact": proof.exact,
+        "unknown": proof.unknown,
+        "differences": [{"kind": each.kind, "name": each.name, "what": each.what} for each in proof.differences],
+    }

@@ -1,0 +1,28 @@
+"""Replays epochs whole and compares them with what the job did: finds code that does not repeat itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from holdfast.runtime.replay.epochs import Replayable
+from holdfast.runtime.replay.player import Code, Player
+from holdfast.runtime.replay.proof import Proof, proof
+
+
+def checked(code: Code, epochs: Iterable[Replayable]) -> Iterator[Proof]:
+    """Yield the comparison of each epoch.
+
+    Raises:
+        ConfigError, Damaged, Unavailable: what is needed cannot be read.
+        JobFailed: the job's code fails.
+    """
+    for epoch in epochs:
+        yield replayed(code, epoch)
+
+
+def replayed(code: Code, epoch: Replayable) -> Proof:
+    """Replay one epoch whole, and compare. Raises as `checked`."""
+    code.check(epoch.span, epoch.manifest)
+    with Player(code, epoch.start, epoch.manifest, epoch.span) as player:
+        number = player.play(epoch.span)
+        return proof(epoch.start.stored, epoch.manifest, player.stored(), number)

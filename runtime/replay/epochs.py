@@ -1,0 +1,74 @@
+"""The epochs of a job that can be replayed: each with the checkpoint that it begins with, and what it took."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.checkpoint.joblog import Completed
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.errors import ConfigError, Where
+from holdfast.model import NO_EPOCH
+from holdfast.runtime.inspect.stored import Stored, checkpoint_of
+from holdfast.runtime.replay.player import Start
+from holdfast.runtime.replay.sources import NOT_REPLAYED
+from holdfast.runtime.replay.spans import Span, offsets_in, span_of
+
+
+@dataclass(frozen=True)
+class Replayable:
+    """One epoch.
+
+    Args:
+        done: Its checkpoint.
+        manifest: Of that.
+        start: The checkpoint that it follows.
+        span: What it took.
+    """
+
+    done: Completed
+    manifest: Manifest
+    start: Start
+    span: Span
+
+    @property
+    def offsets(self) -> int:
+        """Return how many offsets it read."""
+        return offsets_in(self.span)
+
+
+def replayable(stored: Stored, wanted: str) -> Replayable:
+    """Return an epoch by its number or the name of a savepoint.
+
+    Raises:
+        ConfigError: there is no such checkpoint, or the one that it follows has expired.
+        Damaged, Unavailable: a manifest cannot be read.
+    """
+    done = checkpoint_of(stored.job, wanted)
+    manifest = stored.repository.load_manifest(done.body.manifest)
+    if manifest.follows == NO_EPOCH:
+        return Replayable(done, manifest, Start(stored, None), span_of(None, manifest))
+    start = stored.job.checkpoint(manifest.follows)
+    if start is None:
+        raise ConfigError(
+            f"epoch {manifest.epoch} of job {stored.name!r} begins with the checkpoint of epoch {manifest.follows}, "
+            "which has expired",
+            not_done=NOT_REPLAYED,
+            next_step="choose a later epoch, or keep more: retained_checkpoints, retained_for; "
+            f"holdfast checkpoints list {stored.name} shows those that exist",
+            where=Where(job=stored.name, epoch=manifest.epoch),
+        )
+    before = stored.repository.load_manifest(start.body.manifest)
+    return Replayable(done, manifest, Start(stored, start), span_of(before, manifest))
+
+
+def newest(stored: Stored, count: int) -> list[Replayable]:
+    """Return the newest epochs whose beginning is retained, oldest first, at most `count`."""
+    kept = {done.body.epoch for done in stored.job.retained}
+    epochs: list[Replayable] = []
+    for done in reversed(stored.job.completed):
+        if len(epochs) == count:
+            break
+        manifest = stored.repository.load_manifest(done.body.manifest)
+        if manifest.follows == NO_EPOCH or manifest.follows in kept:
+            epochs.append(replayable(stored, str(done.body.epoch)))
+    return epochs[::-1]

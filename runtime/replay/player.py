@@ -1,0 +1,181 @@
+"""The job in memory that replays: it begins with a checkpoint, and reads what it is told to, an epoch for each piece.
+
+The loops, operators, state and staging are those of production; time is virtual, and output is captured.
+
+Invariants
+    - The job that is replayed is only read.
+    - A piece is read to its end before its epoch closes, and nothing behind it is read.
+
+Source: docs/decisions/0130-replay.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from typing import Self
+
+import pyarrow as pa
+
+from holdfast.checkpoint.forks import NewJob, first_record, forked_manifest
+from holdfast.checkpoint.joblog import Completed, Origin
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.checkpoint.repository import Repository
+from holdfast.errors import JobFailed
+from holdfast.model import Epoch, JobUuid
+from holdfast.runtime.fork.copying import Copied, copy_state
+from holdfast.runtime.inspect.stored import Stored
+from holdfast.runtime.inspect.topic import with_topic
+from holdfast.runtime.plan.kept_state import with_identities
+from holdfast.runtime.plan.model import Plan, SinkSpec
+from holdfast.runtime.plan.source import OpenSource
+from holdfast.runtime.replay.sinks import CapturedSink
+from holdfast.runtime.replay.sources import ReplayedSource, check_readable
+from holdfast.runtime.replay.spans import Span
+from holdfast.runtime.testing.cluster import Cluster
+from holdfast.sinks.contract.changelogs import ROOT
+from holdfast.storage.objects import MemoryObjects
+
+NEVER_S = 1e9
+"""The time until an epoch is due: only the end of a piece closes one."""
+
+
+@dataclass(frozen=True)
+class Code:
+    """What is replayed: a plan with its sources open.
+
+    Args:
+        plan: Of the job's file; its sinks are never opened.
+    """
+
+    plan: Plan
+    opened: Mapping[str, OpenSource]
+
+    def check(self, span: Span, end: Manifest) -> None:
+        """Refuse a span that a source no longer has. Raises ConfigError, Damaged, Unavailable."""
+        for spec in self.plan.sources:
+            check_readable(self.plan.app, spec, self.opened[spec.name], span, end.positions)
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a replay begins: a checkpoint of a job; None: before the first."""
+
+    stored: Stored
+    done: Completed | None
+
+
+class Player:
+    """Replays one piece after another; a context manager.
+
+    Args:
+        end: The manifest behind the span: its operators have the numbers of their state.
+        span: All that may be read.
+    """
+
+    def __init__(self, code: Code, start: Start, end: Manifest, span: Span) -> None:
+        self._start, name = start, code.plan.app
+        self._sources = {s.name: ReplayedSource(s, code.opened[s.name], span) for s in code.plan.sources}
+        self.sinks = {s.name: CapturedSink(s.sink) for s in code.plan.sinks}
+        plan = replace(
+            code.plan,
+            sources=tuple(replace(spec, source=self._sources[spec.name]) for spec in code.plan.sources),
+            sinks=tuple(self._captured(spec) for spec in code.plan.sinks),
+            changelog=ROOT,
+        )
+        plan, operators = with_identities(plan, end.operators, ())
+        self._store = MemoryObjects()
+        partitions = {name: tuple(source.partitions()) for name, source in self._sources.items()}
+        self._cluster = Cluster(plan, 1, 0, self._store, NEVER_S, partitions)
+        self._cluster.change_rules(operators=operators)
+        self._name = name
+
+    def __enter__(self) -> Self:
+        if self._start.done is not None:
+            _copy(self._start, self._start.done, self._store, self._name)
+        self._cluster.begin()
+        self._settle()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for member in self._cluster.members.values():
+            member.loop.close()
+
+    @property
+    def base(self) -> Epoch:
+        """Return the newest epoch, that of the checkpoint with which it began at first; 0 if there is none."""
+        return self._cluster.driver.state.job.base_epoch
+
+    def play(self, piece: Span) -> Epoch:
+        """Read a piece, close its epoch, deliver it, and return its number.
+
+        Raises:
+            JobFailed: the job's code fails.
+        """
+        for each in piece:
+            self._sources[each.source].allow(each)
+        self._settle()
+        before, driver = self.base, self._cluster.driver
+        generation = driver.state.job.generation
+        asked = driver.asked("savepoint", {"name": f"after-{before}"}, generation, generation)  # which is due at once
+        assert asked is not None and asked["accepted"], asked
+        self._settle()
+        while self.base == before or not self._is_delivered():
+            self._cluster.pass_time(0.25)
+            self._refuse_failure()
+        return self.base
+
+    def stored(self) -> Stored:
+        """Return the job in memory as inspection reads it."""
+        repository = Repository(self._store)
+        job = repository.read_log()
+        assert job is not None
+        return Stored(self._name, "memory", self._store, repository, job)
+
+    def rows(self, sink: str, epoch: Epoch) -> list[pa.RecordBatch]:
+        """Return what an epoch gave a sink."""
+        return self.sinks[sink].rows[epoch]
+
+    def _captured(self, spec: SinkSpec) -> SinkSpec:
+        return replace(spec, sink=self.sinks[spec.name], path=None)
+
+    def _is_delivered(self) -> bool:
+        state = self._cluster.driver.state
+        phase = state.deployed
+        if phase is None or phase.last is None:
+            return False
+        done = state.confirmed
+        return all(item.writer in done and done[item.writer] >= item.tag for item in phase.last.pending)
+
+    def _settle(self) -> None:
+        self._cluster.settle()
+        self._refuse_failure()
+
+    def _refuse_failure(self) -> None:
+        if (outcome := self._cluster.driver.outcome) is None:
+            return
+        how, error = outcome
+        if error is not None:
+            raise error.as_error()
+        raise JobFailed(f"the replay ended: {how}", not_done="the rest was not replayed", next_step="report it")
+
+
+def opened(plan: Plan, within: ExitStack) -> Code:
+    """Open the sources of a plan until the stack is closed. Raises ConfigError, Damaged, Unavailable."""
+    sources = {spec.name: within.enter_context(closing(spec.source.unpaced().open())) for spec in plan.sources}
+    return Code(plan, sources)
+
+
+def _copy(start: Start, done: Completed, into: MemoryObjects, name: str) -> None:
+    """Begin a job in memory with a checkpoint, as a fork does."""
+    stored = start.stored
+    new = NewJob(name, JobUuid("replay"), "replay", done.at)
+    repository, copied = Repository(into), Copied()
+    before = stored.repository.load_manifest(done.body.manifest)
+    holding, whole = with_topic(stored, before, (0, before.key_groups))
+    copies = copy_state(holding.store, into, new, whole, copied)
+    manifest = forked_manifest(whole, new, lambda ref: copies[ref.path])
+    origins = (Origin(stored.name, stored.job.uuid, done.timeline, done.body.epoch, {}),)
+    ref = repository.store_manifest(manifest, new.owner)
+    repository.create_record(first_record(new, manifest, origins, ref, 0, copied.bytes))

@@ -1,0 +1,131 @@
+"""Whether a replay did what production did: digests, row counts and state of an epoch, compared.
+
+The digests of a checkpoint say which records an epoch took and which rows it gave its sinks, as sets: the order within
+an epoch is not recorded. State is compared key by key.
+
+Invariants
+    - Unknown is never equal: what a checkpoint has no digest of is reported as not compared.
+    - One difference is enough for the verdict; every sink and operator is compared nevertheless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from holdfast.checkpoint.audit import Audit
+from holdfast.checkpoint.manifest import Manifest
+from holdfast.model import Epoch, RowDigest
+from holdfast.runtime.inspect.comparison import differences
+from holdfast.runtime.inspect.reading import reading_of
+from holdfast.runtime.inspect.stored import Stored
+from holdfast.runtime.operators.contract import is_part
+from holdfast.storage.digests import NOTHING, whole
+
+Kind = Literal["source", "sink", "operator"]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What a replay did otherwise.
+
+    Args:
+        name: Of the source, sink or operator.
+        what: What differs, with both values.
+    """
+
+    kind: Kind
+    name: str
+    what: str
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The comparison of one epoch.
+
+    Args:
+        epoch: Of the job.
+        compared: How many sources, sinks and operators were compared.
+        unknown: Why some were not; None if all were.
+    """
+
+    epoch: Epoch
+    differences: tuple[Difference, ...]
+    compared: int
+    unknown: str | None = None
+
+    @property
+    def exact(self) -> bool:
+        """Return whether everything was compared, and nothing differs."""
+        return not self.differences and self.unknown is None
+
+
+def proof(stored: Stored, manifest: Manifest, replay: Stored, replayed: Epoch) -> Proof:
+    """Compare an epoch of a job with its replay.
+
+    Args:
+        manifest: Of the epoch.
+        replay: The job in memory, in which the whole span of the epoch is one epoch.
+        replayed: The number of that epoch.
+    """
+    done = replay.job.checkpoint(replayed)
+    assert done is not None, "it was played"
+    again = replay.repository.load_manifest(done.body.manifest)
+    found: list[Difference] = []
+    unknown, count = None, 0
+    if manifest.audited is None or again.audited is None:
+        unknown = "the checkpoint has no digests of sources and sinks (audit is off)"
+    else:
+        found += _sources(manifest.audited, again.audited)
+        found += _sinks(manifest.audited, again.audited)
+        count += len({each.source for each in manifest.audited.sources})
+        count += len({each.writer.sink for each in manifest.audited.sinks})
+    for each in manifest.operators:
+        if not each.dropped:
+            count += 0 if is_part(each.name) else 1
+            found += _state(stored, manifest.epoch, replay, replayed, each.name)
+    return Proof(manifest.epoch, tuple(found), count, unknown)
+
+
+def _sources(expected: Audit, found: Audit) -> Iterator[Difference]:
+    before = {(each.source, each.partition): each.taken for each in expected.sources}
+    after = {(each.source, each.partition): each.taken for each in found.sources}
+    for source, partition in sorted(before.keys() | after.keys()):
+        one, other = before.get((source, partition), NOTHING), after.get((source, partition), NOTHING)
+        if one != other:
+            what = f"partition {partition} gave other records: {_shown(one)} then, {_shown(other)} now"
+            yield Difference("source", source, what)
+
+
+def _sinks(expected: Audit, found: Audit) -> Iterator[Difference]:
+    before, after = _by_sink(expected), _by_sink(found)
+    for sink in sorted(before.keys() | after.keys()):
+        one, other = before.get(sink, NOTHING), after.get(sink, NOTHING)
+        if one != other:
+            yield Difference("sink", sink, f"other rows: {_shown(one)} then, {_shown(other)} now")
+
+
+def _by_sink(audit: Audit) -> dict[str, RowDigest]:
+    parts: dict[str, list[RowDigest]] = {}
+    for each in audit.sinks:
+        parts.setdefault(each.writer.sink, []).extend(each.parts)
+    return {sink: whole(each) for sink, each in parts.items()}
+
+
+def _state(stored: Stored, epoch: Epoch, replay: Stored, replayed: Epoch, operator: str) -> Iterator[Difference]:
+    one, other = reading_of(stored, operator, str(epoch)), reading_of(replay, operator, str(replayed))
+    keys = 0
+    first = None
+    for batch in differences(one, other):
+        keys += batch.num_rows
+        first = first or batch.slice(0, 1).to_pylist()[0]
+    if first is not None:
+        more = f" and {keys - 1:,} other keys" if keys > 1 else ""
+        what = f"key {first['key']} has other state{more}: {first['before']} then, {first['after']} now"
+        yield Difference("operator", operator, what)
+
+
+def _shown(digest: RowDigest) -> str:
+    total = "" if digest.sum is None else f" with digest {digest.sum:016x}"
+    return f"{digest.rows:,} rows{total}"

@@ -1,0 +1,80 @@
+"""Ranges of a job's input: what an epoch took, and how it is cut into pieces.
+
+Invariants
+    - The pieces of a span hold each of its records once; in each partition they follow one another.
+    - A span with several records is cut into at least two pieces that are smaller.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from holdfast.checkpoint.manifest import Manifest
+
+
+@dataclass(frozen=True)
+class Range:
+    """Offsets [first, end) of one partition of a source."""
+
+    source: str
+    partition: int
+    first: int
+    end: int
+
+    @property
+    def offsets(self) -> int:
+        """Return how many offsets it has; some may hold no record."""
+        return self.end - self.first
+
+
+Span = tuple[Range, ...]
+
+
+def span_of(before: Manifest | None, after: Manifest) -> Span:
+    """Return what an epoch took from its sources; partitions of which it took nothing have an empty range.
+
+    Args:
+        before: The manifest of the epoch that it follows; None: it is the first.
+    """
+    known = {} if before is None else {(at.source, at.partition): at.offset for at in before.positions}
+    if after.audited is not None:  # the first offset of a new partition need not be 0
+        known = {(each.source, each.partition): each.first for each in after.audited.sources} | known
+    ranges = (
+        Range(at.source, at.partition, known.get((at.source, at.partition), 0), at.offset) for at in after.positions
+    )
+    return tuple(sorted(ranges, key=lambda each: (each.source, each.partition)))
+
+
+def offsets_in(span: Span) -> int:
+    """Return how many offsets a span has."""
+    return sum(each.offsets for each in span)
+
+
+def cut(span: Span, parts: int) -> list[Span]:
+    """Return the pieces of a span, in the order in which they are played: at most `parts`, or one per partition.
+
+    Long ranges are cut at the same share of each partition, as a job reads its partitions side by side. Once each range
+    has one record at most, the pieces are the ranges.
+    """
+    longest = max((each.offsets for each in span), default=0)
+    if longest <= 1:
+        return [(each,) for each in span if each.offsets] or [span]
+    count = min(parts, longest)
+    return [tuple(_share(each, n, count) for each in span) for n in range(count)]
+
+
+def joined(spans: Iterable[Span]) -> Span:
+    """Return one span with what several that follow one another have."""
+    ranges: dict[tuple[str, int], Range] = {}
+    for each in (each for span in spans for each in span):
+        at = each.source, each.partition
+        ranges[at] = replace(ranges[at], end=each.end) if at in ranges else each
+    return tuple(ranges.values())
+
+
+def _share(whole: Range, n: int, count: int) -> Range:
+    first, end = (whole.first + whole.offsets * at // count for at in (n, n + 1))
+    return replace(whole, first=first, end=end)
