@@ -12,6 +12,7 @@ import base64
 import binascii
 import json
 import re
+from collections.abc import Sequence
 from datetime import date, datetime
 from typing import Any
 
@@ -29,27 +30,29 @@ def parsed(text: str, key: KeyType) -> Keys:
     Raises:
         ConfigError: it has another number of columns, or a value does not fit its column.
     """
-    return key.encode(columns(text, key))
+    fields = map(pa.field, key.names, key.types, key.nullable)
+    return key.encode(columns(text, list(fields)))
 
 
-def columns(text: str, key: KeyType) -> list[pa.Array]:
-    """Return the same key as its columns, with one value each. Raises ConfigError."""
+def columns(text: str, key: Sequence[pa.Field]) -> list[pa.Array]:
+    """Return the values that a user typed, each as an array. Raises ConfigError."""
     values = _values(text, key)
-    if len(values) != len(key.names):
-        what = f"the key {text!r} has {len(values)} of {len(key.names)} columns"
+    if len(values) != len(key):
+        what = f"the key {text!r} has {len(values)} of {len(key)} columns"
         raise _refused(what, key)
     arrays = []
-    for value, name, kind, nullable in zip(values, key.names, key.types, key.nullable, strict=True):
-        if value is None and not nullable:
-            raise _refused(f"column {name!r} of the key is never null", key)
+    for value, column in zip(values, key, strict=True):
+        if value is None and not column.nullable:
+            raise _refused(f"column {column.name!r} of the key is never null", key)
         try:
-            arrays.append(pa.array([None if value is None else _value(value, kind)], kind))
+            arrays.append(pa.array([None if value is None else _value(value, column.type)], column.type))
         except (ValueError, TypeError, OverflowError, pa.ArrowInvalid, binascii.Error) as error:
-            raise _refused(f"{value!r} is not a value of the key column {name!r}, {kind}", key) from error
+            what = f"{value!r} is not a value of the key column {column.name!r}, {column.type}"
+            raise _refused(what, key) from error
     return arrays
 
 
-def _values(text: str, key: KeyType) -> list[Any]:
+def _values(text: str, key: Sequence[pa.Field]) -> list[Any]:
     if not text.startswith("["):
         return [text]
     try:
@@ -66,6 +69,8 @@ def _value(given: Any, kind: pa.DataType) -> Any:
         return given in ("true", True)
     if pa.types.is_integer(kind) and (type(given) is int or (isinstance(given, str) and _INTEGER.fullmatch(given))):
         return int(given)
+    if pa.types.is_floating(kind) and type(given) in (int, float, str):
+        return float(given)
     if not isinstance(given, str) or pa.types.is_integer(kind) or pa.types.is_boolean(kind):
         raise TypeError(given)
     if pa.types.is_date(kind):
@@ -80,7 +85,7 @@ def _value(given: Any, kind: pa.DataType) -> Any:
     return given
 
 
-def _refused(what: str, key: KeyType) -> ConfigError:
-    columns = ", ".join(f"{name}: {kind}" for name, kind in zip(key.names, key.types, strict=True))
-    form = "a value such as 17 or 2026-03-01T00:00:00Z" if len(key.names) == 1 else "a JSON list such as '[\"GB\", 17]'"
-    return ConfigError(what, not_done="no state was read", next_step=f"give {form}; the key is ({columns})")
+def _refused(what: str, key: Sequence[pa.Field]) -> ConfigError:
+    named = ", ".join(f"{column.name}: {column.type}" for column in key)
+    form = "a value such as 17 or 2026-03-01T00:00:00Z" if len(key) == 1 else "a JSON list such as '[\"GB\", 17]'"
+    return ConfigError(what, not_done="no state was read", next_step=f"give {form}; the key is ({named})")

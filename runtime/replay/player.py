@@ -103,6 +103,11 @@ class Player:
             member.loop.close()
 
     @property
+    def begins_empty(self) -> bool:
+        """Return whether it began without a checkpoint: no key had state."""
+        return self._start.done is None
+
+    @property
     def base(self) -> Epoch:
         """Return the newest epoch, that of the checkpoint with which it began at first; 0 if there is none."""
         return self._cluster.driver.state.job.base_epoch

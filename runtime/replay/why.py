@@ -89,8 +89,9 @@ class WatchedState:
             before, after = known.pop(at, None), None if row["change"] == "removed" else values
             if after is not None:
                 known[at] = after
-            if row["change"] != "present":
-                found.setdefault(Epoch(row["epoch"]), []).append(Change(row["change"], key, before, after))
+            change = "added" if row["change"] == "present" and player.begins_empty else row["change"]
+            if change != "present":
+                found.setdefault(Epoch(row["epoch"]), []).append(Change(change, key, before, after))
         return found
 
 

@@ -12,10 +12,10 @@ from contextlib import ExitStack
 from typing import Any
 
 import msgspec
-import pyarrow as pa
 
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.errors import ConfigError, Where
+from holdfast.model import NO_EPOCH
 from holdfast.runtime.cli import text
 from holdfast.runtime.cli.arguments import add_app, add_command, add_job
 from holdfast.runtime.cli.log.output import cell, finite
@@ -30,7 +30,6 @@ from holdfast.runtime.replay.epochs import Replayable, newest, replayable
 from holdfast.runtime.replay.player import Code
 from holdfast.runtime.replay.sources import NOT_REPLAYED
 from holdfast.runtime.replay.why import Cause, Explained, Watch, WatchedRows, WatchedState, explained
-from holdfast.state.keys.batch import KeyType
 
 EPOCHS, LIMIT = 3, 20
 
@@ -121,11 +120,12 @@ def _chosen(args: argparse.Namespace, stored: Stored) -> list[Replayable]:
 def _changed(args: argparse.Namespace, stored: Stored) -> Iterator[Replayable]:
     """Yield the newest epochs in which the key changed, by the changelog, as far as they can be replayed."""
     history = history_of(stored, args.name, args.key, LATEST)
-    rows = (row for batch in history.batches() for row in batch.to_pylist())
-    changed = sorted({row["epoch"] for row in rows if row["change"] != "present"})
+    rows = [row for batch in history.batches() for row in batch.to_pylist()]
+    changed = sorted({row["epoch"] for row in rows})
+    present = {row["epoch"] for row in rows if row["change"] == "present"}
     for epoch in changed[-args.epochs :]:
-        manifest = stored.repository.load_manifest(checkpoint_of(stored.job, str(epoch)).body.manifest)
-        if manifest.follows == 0 or stored.job.checkpoint(manifest.follows) is not None:
+        follows = stored.repository.load_manifest(checkpoint_of(stored.job, str(epoch)).body.manifest).follows
+        if follows == NO_EPOCH or (epoch not in present and stored.job.checkpoint(follows) is not None):
             yield replayable(stored, str(epoch))
 
 
@@ -142,9 +142,7 @@ def _columns(spec: SinkSpec, key: str) -> tuple[tuple[str, Any], ...]:
         raise _no_key(spec, f"sink {spec.name!r} has no key")
     if unknown := [name for name in names if name not in spec.schema.names]:
         raise _no_key(spec, f"sink {spec.name!r} has no column {unknown[0]!r}")
-    fields = [spec.schema.field(name) for name in names]
-    kind = KeyType(tuple(names), tuple(f.type for f in fields), tuple(f.nullable for f in fields))
-    arrays: list[pa.Array] = keys.columns(key, kind)
+    arrays = keys.columns(key, [spec.schema.field(name) for name in names])
     return tuple((name, array[0].as_py()) for name, array in zip(names, arrays, strict=True))
 
 

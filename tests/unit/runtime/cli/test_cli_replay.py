@@ -1,0 +1,141 @@
+"""`holdfast why` and `holdfast check` on a root and a log on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from holdfast.runtime.cli.start.jobfile import load
+from holdfast.runtime.testing.cluster import Cluster
+from holdfast.storage.local import LocalObjects
+from holdfast.storage.log.log import LogWriter, create_log
+
+JOB = """
+from dataclasses import dataclass
+import holdfast as hf
+
+@dataclass
+class Sale:
+    shop: str
+    amount: float
+
+app = hf.App("sales", root={root!r})
+sales = app.source("sales", hf.Log({folder!r} + "/sales", Sale))
+totals = sales.key_by("shop").agg("totals", sales=hf.count(), turnover=hf.sum("amount"))
+totals.sink("out", hf.SQLite({folder!r} + "/totals.db", table="totals", key=["shop"]))
+sales.sink("all", hf.Log({folder!r} + "/copy"))
+"""
+SCHEMA = pa.schema([pa.field("shop", pa.string(), nullable=False), pa.field("amount", pa.float64(), nullable=False)])
+
+
+class Job:
+    """The job on disk, run in this process, and the commands."""
+
+    def __init__(self, folder: Path, holdfast: Callable[..., Any]) -> None:
+        self.folder, self.file, self.holdfast = folder, folder / "job.py", holdfast
+        self.file.write_text(JOB.format(root=str(folder / "root"), folder=str(folder)))
+        create_log(LocalObjects(folder / "sales"), SCHEMA, 2)
+        self.input = LogWriter(LocalObjects(folder / "sales"))
+        plan = load(str(self.file)).plan()
+        for spec in plan.sinks:
+            spec.sink.prepare(spec.schema, spec.upsert_key)
+        self.cluster = Cluster(plan, 2, 1, LocalObjects(folder / "root" / "sales"), 1.0, {"sales": (0, 1)})
+        self.cluster.begin()
+
+    def epoch(self, *rows: tuple[str, float], partition: int = 0) -> None:
+        given = [{"shop": shop, "amount": amount} for shop, amount in rows]
+        self.input.append({partition: pa.Table.from_pylist(given, schema=SCHEMA)})
+        self.cluster.pass_time(2.5)
+        assert self.cluster.driver.outcome is None
+
+    def asked(self, command: str, *arguments: str) -> Any:
+        return self.holdfast(command, str(self.file), *arguments)
+
+
+@pytest.fixture
+def job(tmp_path: Path, holdfast: Callable[..., Any]) -> Job:
+    job = Job(tmp_path, holdfast)
+    job.epoch(("north", 2.5), ("south", 4.0))
+    job.epoch(("north", 100.0), ("south", 1.0), ("north", 1.5), partition=1)
+    return job
+
+
+class TestWhy:
+    def test_of_an_operator_names_records_and_what_they_changed(self, job: Job) -> None:
+        ended = job.asked("why", "totals", "north", "--json")
+        assert ended.status == 0, ended
+        first, second = ended.json["epochs"]
+        assert (first["records"], first["exact"], second["records"], second["exact"]) == (2, True, 3, True)
+        [cause] = first["causes"]
+        assert (cause["source"], cause["partition"], cause["offset"]) == ("sales", 0, 0)
+        assert cause["record"] == {"shop": "north", "amount": 2.5}
+        assert [c["after"] for c in cause["changes"]] == [{"sales": 1, "turnover": 2.5}]
+        assert [(each["partition"], each["offset"]) for each in second["causes"]] == [(1, 0), (1, 2)]
+        assert second["causes"][1]["changes"][0]["before"] == {"sales": 2, "turnover": 102.5}
+
+    def test_as_text_shows_one_line_per_change(self, job: Job) -> None:
+        shown = job.asked("why", "totals", "north", "--epochs", "1").out
+        assert "3 records replayed, which equals the checkpoint" in shown
+        assert "sales:1:0  shop=north amount=100.0  changed" in shown and "sales=3 turnover=104.0" in shown
+
+    def test_of_a_sink_with_a_key_shows_its_rows(self, job: Job) -> None:
+        [epoch] = job.asked("why", "out", "south", "--at", "latest", "--json").json["epochs"]
+        [cause] = epoch["causes"]
+        assert cause["offset"] == 1
+        assert cause["changes"][0]["after"] == {"shop": "south", "sales": 2, "turnover": 5.0}
+
+    def test_of_a_sink_without_a_key_takes_columns(self, job: Job) -> None:
+        [first, second] = job.asked("why", "all", '{"shop": "north", "amount": 1.5}', "--json").json["epochs"]
+        assert first["causes"] == [] and [each["offset"] for each in second["causes"]] == [2]
+
+    def test_of_a_key_that_never_was_says_so(self, job: Job) -> None:
+        for arguments in (("totals", "west"), ("out", "west")):
+            ended = job.asked("why", *arguments)
+            assert ended.status == 0 and f"no record changed {arguments[0]}, key west" in ended.err
+
+    @pytest.mark.parametrize(
+        ("arguments", "what"),
+        [
+            (("nowhere", "north"), "has no operator or sink 'nowhere'"),
+            (("all", "north"), "sink 'all' has no key"),
+            (("all", '{"shop"'), "is not a JSON object"),
+            (("all", '{"city": "x"}'), "has no column 'city'"),
+            (("out", "north", "--at", "99"), "has no checkpoint of epoch 99"),
+            (("totals", "north", "--limit", "0"), "--limit is 0"),
+        ],
+    )
+    def test_refuses_what_it_cannot_answer(self, job: Job, arguments: tuple[str, ...], what: str) -> None:
+        ended = job.asked("why", *arguments)
+        assert ended.status == 2 and what in ended.err and "Next:" in ended.err, ended
+
+    def test_of_a_name_instead_of_a_file_is_refused(self, job: Job) -> None:
+        ended = job.holdfast("why", "sales", "totals", "north", "--root", str(job.folder / "root"))
+        assert ended.status == 2 and "'sales' is not a Python file" in ended.err
+
+
+class TestCheck:
+    def test_of_the_same_code_equals_every_checkpoint(self, job: Job) -> None:
+        ended = job.asked("check", "--json")
+        assert ended.status == 0
+        assert [(each["records"], each["exact"]) for each in ended.json["epochs"]] == [(2, True), (3, True)]
+
+    def test_of_other_code_shows_what_differs_and_exits_with_4(self, job: Job) -> None:
+        job.file.write_text(job.file.read_text().replace("turnover=hf.sum", "turnover=hf.max"))
+        refused = job.asked("check")
+        assert refused.status == 2, "its state cannot be read by this code"
+        code = JOB.replace('sales.key_by("shop")', 'sales.filter(lambda r: r.amount != 1.5).key_by("shop")')
+        job.file.write_text(code.format(root=str(job.folder / "root"), folder=str(job.folder)))
+        ended = job.asked("check", "--epochs", "1")
+        assert ended.status == 4
+        assert "operator 'totals': key {'shop': 'north'} has other state" in ended.out
+        assert "'turnover': 104.0} then, {'sales': 2, 'turnover': 102.5} now" in ended.out
+
+    def test_before_the_first_checkpoint_is_refused(self, tmp_path: Path, holdfast: Callable[..., Any]) -> None:
+        job = Job(tmp_path, holdfast)
+        job.cluster.pass_time(0.5)
+        ended = job.asked("check")
+        assert ended.status == 2 and "has no epoch whose beginning is retained" in ended.err

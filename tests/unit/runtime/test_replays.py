@@ -1,0 +1,319 @@
+"""A replay of any epoch gives what the job gave: the same records taken, rows staged and state kept.
+
+The job is killed, rescaled and rewound in between; the replay runs in one worker, without any of that. Expected digests
+and state are those of the job's own checkpoints, so nothing here is computed by the replay alone.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import polars as pl
+import pytest
+from job_player import rescale
+
+import holdfast as hf
+from holdfast.errors import ConfigError
+from holdfast.runtime.inspect.stored import Stored
+from holdfast.runtime.replay.checking import checked
+from holdfast.runtime.replay.epochs import newest, replayable
+from holdfast.runtime.replay.player import Code, Player
+from holdfast.runtime.replay.proof import Difference
+from holdfast.runtime.replay.why import Cause, WatchedRows, WatchedState, explained
+from holdfast.sinks.memory.sink import MemorySink
+from holdfast.testing import TestDriver
+
+IN_BOTH_MODES = True
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
+PARTITIONS, EPOCHS = 4, 6
+KEYS = ("ab", "cd", "ef", "gh")
+"""By partition: the order of records of different partitions is not recorded, so no key may depend on it."""
+
+
+@dataclass
+class Row:
+    k: str
+    n: int
+    at: datetime
+
+
+@dataclass
+class Noted:
+    k: str
+    n: int
+
+
+class Account(hf.KeyedProcess[Row, Noted]):
+    """State and a timer per key."""
+
+    total = hf.Value(int)
+    seen = hf.Map(int, int)
+    quiet = hf.Timer("event")
+
+    def on_record(self, ctx: hf.Context, r: Row) -> None:
+        self.total.set((self.total.get() or 0) + r.n)
+        self.seen.set(r.n % 3, (self.seen.get(r.n % 3) or 0) + 1)
+        self.quiet.set(r.at + timedelta(seconds=40))
+
+    @quiet.fires
+    def over(self, ctx: hf.Context) -> None:
+        ctx.emit(Noted(ctx.key, self.total.get() or 0))
+        self.total.clear()
+
+
+def doubled(row: Row) -> Noted:
+    return Noted(row.k, 2 * row.n)
+
+
+def rows_of(app: hf.App, name: str = "rows") -> hf.Stream[Row]:
+    return app.source(name, hf.Log(f"unused/{name}", Row), event_time="at")
+
+
+def totals() -> hf.App:
+    app = hf.App("replayed")
+    kept = rows_of(app).filter(pl.col("n") % 5 != 0)
+    kept.key_by("k").agg("totals", rows=hf.count(), total=hf.sum("n"), most=hf.max("n")).sink("out", MemorySink(["k"]))
+    kept.map(doubled, to=Noted).sink("doubled", MemorySink())
+    return app
+
+
+def windows() -> hf.App:
+    app = hf.App("replayed")
+    keyed = rows_of(app).key_by("k")
+    keyed.window(hf.tumbling("30s")).agg("minutes", rows=hf.count(), total=hf.sum("n")).sink("out", MemorySink())
+    keyed.window(hf.hopping("40s", every="20s")).agg("hops", rows=hf.count()).sink("hopping", MemorySink())
+    return app
+
+
+def sessions() -> hf.App:
+    app = hf.App("replayed")
+    windowed = rows_of(app).key_by("k").window(hf.session("15s"))
+    windowed.agg("sessions", emit="final", rows=hf.count(), total=hf.sum("n")).sink("out", MemorySink())
+    return app
+
+
+def joined() -> hf.App:
+    app = hf.App("replayed")
+    pairs = rows_of(app).join("pairs", rows_of(app, "others"), on="k", within=hf.between("0s", "20s"), how="left")
+    pairs.sink("out", MemorySink())
+    return app
+
+
+def processed() -> hf.App:
+    app = hf.App("replayed")
+    rows_of(app).key_by("k").process("accounts", Account(), to=Noted).sink("out", MemorySink())
+    return app
+
+
+def deduplicated() -> hf.App:
+    app = hf.App("replayed")
+    rows_of(app).key_by("k").dedup("once", within="1m").sink("out", MemorySink())
+    return app
+
+
+APPS: tuple[Callable[[], hf.App], ...] = (totals, windows, sessions, joined, processed, deduplicated)
+
+
+def played(t: TestDriver, seed: int) -> None:
+    """Let a job take some epochs of records whose times grow in every partition, so that none is late; break it."""
+    rng = random.Random(seed)
+    second = 0.0
+    for number in range(EPOCHS):
+        second += rng.choice([1, 10, 30])
+        for source in t.sources:
+            for partition in range(PARTITIONS):
+                count = rng.randint(1, 12)
+                times = sorted(second + rng.random() for _ in range(count))
+                keys = KEYS[partition]
+                rows = [Row(rng.choice(keys), rng.randint(0, 40), NOON + timedelta(seconds=at)) for at in times]
+                t.push(source, rows, partition)
+        second += 1
+        t.checkpoint()
+        match rng.randint(0, 4):
+            case 0:
+                t.crash(0)
+                t.recover()
+            case 1:
+                rescale(t, rng.randint(1, 3))
+            case 2 if number > 1:
+                t.rewind(int(t.cluster.driver.state.job.completed[-2].body.epoch))
+            case _:
+                pass
+
+
+def stored(t: TestDriver) -> Stored:
+    job = t.cluster.repository.read_log()
+    assert job is not None
+    return Stored("replayed", "memory", t.cluster._store, t.cluster.repository, job)
+
+
+def code_of(t: TestDriver) -> Code:
+    return Code(t._plan, t.sources)
+
+
+class TestReplay:
+    @pytest.mark.parametrize("app", APPS, ids=lambda app: app.__name__)
+    @pytest.mark.parametrize("seed", range(2))
+    def test_of_every_epoch_equals_its_checkpoint(self, app: Callable[[], hf.App], seed: int) -> None:
+        with TestDriver(app(), seed=seed) as t:
+            played(t, seed)
+            epochs = newest(stored(t), 100)
+            proofs = list(checked(code_of(t), epochs))
+        assert len(epochs) >= 3 and sum(each.offsets for each in epochs) > 60
+        assert [proof.differences for proof in proofs] == [()] * len(epochs)
+        assert all(proof.exact and proof.compared >= 2 for proof in proofs)
+
+    def test_begins_before_the_first_checkpoint(self) -> None:
+        with TestDriver(totals()) as t:
+            t.push("rows", [Row("a", 1, NOON), Row("b", 2, NOON)])
+            t.checkpoint()
+            [epoch] = newest(stored(t), 10)
+            assert epoch.start.done is None and epoch.offsets == 2
+            [proof] = checked(code_of(t), [epoch])
+        assert proof.exact
+
+    def test_reads_no_record_behind_the_epoch_and_leaves_the_job_as_it_is(self) -> None:
+        with TestDriver(totals()) as t:
+            t.push("rows", [Row("a", 1, NOON)])
+            t.checkpoint()
+            t.push("rows", [Row("a", 2, NOON)])
+            t.checkpoint()
+            first = newest(stored(t), 10)[0]
+            before = t.rows("out"), t.cluster.driver.state.job
+            with Player(code_of(t), first.start, first.manifest, first.span) as player:
+                epoch = player.play(first.span)
+                [batch] = player.rows("out", epoch)
+            assert batch.column("total").to_pylist() == [1]
+            assert (t.rows("out"), t.cluster.driver.state.job) == before
+
+    def test_of_an_epoch_whose_records_are_gone_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with TestDriver(totals()) as t:
+            t.push("rows", [Row("a", n, NOON) for n in range(5)])
+            t.checkpoint()
+            monkeypatch.setattr(t.sources["rows"], "retention_start", lambda partition: 3)
+            with pytest.raises(ConfigError, match="no longer has the records from offset 0 of partition 0") as refused:
+                list(checked(code_of(t), newest(stored(t), 1)))
+        assert "later epoch" in refused.value.next_step
+
+
+calls = 0
+
+
+def unsteady(row: Row) -> Noted:
+    """Depends on how often it was called."""
+    global calls
+    calls += 1
+    return Noted(row.k, row.n + calls)
+
+
+class TestCodeThatDoesNotRepeatItself:
+    def test_is_found_in_the_sink_and_in_the_state_behind_it(self) -> None:
+        app = hf.App("replayed")
+        given = rows_of(app).map(unsteady, to=Noted)
+        given.sink("given", MemorySink())
+        given.key_by("k").agg("totals", total=hf.sum("n")).sink("out", MemorySink(["k"]))
+        with TestDriver(app) as t:
+            t.push("rows", [Row("a", 1, NOON), Row("b", 2, NOON)])
+            t.checkpoint()
+            [proof] = checked(code_of(t), newest(stored(t), 1))
+        assert not proof.exact
+        assert {(each.kind, each.name) for each in proof.differences} == {
+            ("sink", "given"),
+            ("sink", "out"),
+            ("operator", "totals"),
+        }
+        [state] = [each for each in proof.differences if each.kind == "operator"]
+        assert isinstance(state, Difference) and "has other state and 1 other keys" in state.what
+
+
+def places(causes: tuple[Cause, ...]) -> list[tuple[str, int, int] | None]:
+    return [None if c.at is None else (c.at.source, c.at.partition, c.at.first) for c in causes]
+
+
+class TestWhy:
+    """The right records are those that the test pushed under the key: nothing is taken from the replay."""
+
+    @pytest.mark.parametrize("seed", range(4))
+    def test_names_each_record_of_the_key_and_what_it_changed(self, seed: int) -> None:
+        rng = random.Random(seed)
+        with TestDriver(totals(), seed=seed) as t:
+            offset: dict[int, int] = dict.fromkeys(range(PARTITIONS), 0)
+            expected: dict[int, set[tuple[str, int, int]]] = {}
+            sums: list[int] = []
+            for _ in range(3):
+                mine = set[tuple[str, int, int]]()
+                for partition in range(PARTITIONS):
+                    rows = [Row(rng.choice("abcdefghij"), rng.randint(1, 40), NOON) for _ in range(rng.randint(0, 40))]
+                    for row in rows:
+                        if row.k == "c" and row.n % 5:
+                            mine.add(("rows", partition, offset[partition]))
+                            sums.append(row.n)
+                        offset[partition] += 1
+                    t.push("rows", rows, partition)
+                expected[int(t.checkpoint())] = mine
+            found = {
+                epoch.manifest.epoch: explained(code_of(t), epoch, WatchedState("totals", "c"), 1_000)
+                for epoch in newest(stored(t), 10)
+            }
+        assert any(expected.values())
+        assert {epoch: set(places(each.causes)) for epoch, each in found.items()} == expected
+        changes = [change for each in found.values() for cause in each.causes for change in cause.changes]
+        steps = [(c.after or {})["total"] - (c.before or {"total": 0})["total"] for c in changes]
+        assert sorted(steps) == sorted(sums) and sum(steps) == (changes[-1].after or {})["total"]
+        records = [cause.record for each in found.values() for cause in each.causes]
+        assert all(record is not None and record["k"] == "c" for record in records)
+
+    def test_of_a_sink_names_the_record_of_each_row(self) -> None:
+        with TestDriver(totals()) as t:
+            t.push("rows", [Row("a", 1, NOON), Row("b", 2, NOON), Row("a", 5, NOON), Row("a", 3, NOON)])
+            t.checkpoint()
+            [epoch] = newest(stored(t), 1)
+            found = explained(code_of(t), epoch, WatchedRows("out", (("k", "a"),)), 10)
+            some = explained(code_of(t), epoch, WatchedRows("out", (("k", "a"),)), 1)
+        assert places(found.causes) == [("rows", 0, 0), ("rows", 0, 3)]
+        assert [change.after for cause in found.causes for change in cause.changes] == [
+            {"k": "a", "rows": 1, "total": 1, "most": 1},
+            {"k": "a", "rows": 2, "total": 4, "most": 3},
+        ]
+        assert some.more and len(some.causes) == 1 and not found.more
+
+    def test_a_window_is_closed_by_the_record_that_moves_time_on(self) -> None:
+        with TestDriver(windows()) as t:
+            for partition in range(PARTITIONS):
+                t.push("rows", [Row("a", 1, NOON)], partition)
+            t.checkpoint()
+            for partition in range(PARTITIONS):
+                t.push("rows", [Row("z", 9, NOON + timedelta(minutes=5))], partition)
+            t.checkpoint()
+            epoch = newest(stored(t), 1)[-1]
+            found = explained(code_of(t), epoch, WatchedState("minutes", "a"), 10)
+        assert found.proof.exact
+        assert [cause.changes[0].change for cause in found.causes] == ["removed"]
+        assert places(found.causes) == [("rows", 3, 1)], "the last partition holds time back"
+
+    def test_of_a_key_without_records_finds_nothing(self) -> None:
+        with TestDriver(totals()) as t:
+            t.push("rows", [Row("a", 1, NOON)])
+            t.checkpoint()
+            epoch = replayable(stored(t), "latest")
+            assert explained(code_of(t), epoch, WatchedState("totals", "nobody"), 10).causes == ()
+
+
+class TestEpochs:
+    @pytest.mark.continuous
+    def test_whose_beginning_has_expired_is_refused(self) -> None:
+        with TestDriver(totals()) as t:
+            for n in range(3):
+                t.push("rows", [Row("a", n, NOON)])
+                t.checkpoint()
+            given: Any = stored(t)
+            first = given.job.completed[0].body.epoch
+            job = given.job
+            object.__setattr__(job, "completed", job.completed[1:])
+            with pytest.raises(ConfigError, match=f"begins with the checkpoint of epoch {first}, which has expired"):
+                replayable(given, str(job.completed[0].body.epoch))
+            assert [each.manifest.epoch for each in newest(given, 10)] == [job.completed[1].body.epoch]
