@@ -23,6 +23,6 @@ def checked(code: Code, epochs: Iterable[Replayable]) -> Iterator[Proof]:
 def replayed(code: Code, epoch: Replayable) -> Proof:
     """Replay one epoch whole, and compare. Raises as `checked`."""
     code.check(epoch.span, epoch.manifest)
-    with Player(code, epoch.start, epoch.manifest, epoch.span) as player:
+    with Player(code, epoch.start, epoch.manifest, epoch.done.at, epoch.span) as player:
         number = player.play(epoch.span)
         return proof(epoch.start.stored, epoch.manifest, player.stored(), number)

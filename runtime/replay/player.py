@@ -11,6 +11,7 @@ Source: docs/decisions/0130-replay.md.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
@@ -22,8 +23,8 @@ from holdfast.checkpoint.forks import NewJob, first_record, forked_manifest
 from holdfast.checkpoint.joblog import Completed, Origin
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.repository import Repository
-from holdfast.errors import JobFailed
-from holdfast.model import Epoch, JobUuid
+from holdfast.errors import JobFailed, Unavailable, Where
+from holdfast.model import Epoch, JobUuid, SourcePosition
 from holdfast.runtime.fork.copying import Copied, copy_state
 from holdfast.runtime.inspect.stored import Stored
 from holdfast.runtime.inspect.topic import with_topic
@@ -32,11 +33,13 @@ from holdfast.runtime.plan.model import Plan, SinkSpec
 from holdfast.runtime.plan.source import OpenSource
 from holdfast.runtime.replay.sinks import CapturedSink
 from holdfast.runtime.replay.sources import ReplayedSource, check_readable
-from holdfast.runtime.replay.spans import Span
+from holdfast.runtime.replay.spans import Range, Span, offsets_in
 from holdfast.runtime.testing.cluster import Cluster
 from holdfast.sinks.contract.changelogs import ROOT
 from holdfast.storage.objects import MemoryObjects
 
+SILENT_S, PAUSE_S = 30.0, 0.01
+"""How long a source may give nothing, although its records are said to be there; and between two looks."""
 NEVER_S = 1e9
 """The time until an epoch is due: only the end of a piece closes one."""
 
@@ -71,11 +74,13 @@ class Player:
 
     Args:
         end: The manifest behind the span: its operators have the numbers of their state.
+        ends_at: When its checkpoint was completed; microseconds since 1970, UTC.
         span: All that may be read.
     """
 
-    def __init__(self, code: Code, start: Start, end: Manifest, span: Span) -> None:
+    def __init__(self, code: Code, start: Start, end: Manifest, ends_at: int, span: Span) -> None:
         self._start, name = start, code.plan.app
+        self._ends_at, self._offsets, self._all = ends_at, 0, offsets_in(span)
         self._sources = {s.name: ReplayedSource(s, code.opened[s.name], span) for s in code.plan.sources}
         self.sinks = {s.name: CapturedSink(s.sink) for s in code.plan.sinks}
         plan = replace(
@@ -94,6 +99,7 @@ class Player:
     def __enter__(self) -> Self:
         if self._start.done is not None:
             _copy(self._start, self._start.done, self._store, self._name)
+        self._pass_time(())
         self._cluster.begin()
         self._settle()
         return self
@@ -120,6 +126,8 @@ class Player:
         """
         for each in piece:
             self._sources[each.source].allow(each)
+        self._read(piece)
+        self._pass_time(piece)
         self._settle()
         before, driver = self.base, self._cluster.driver
         generation = driver.state.job.generation
@@ -141,6 +149,35 @@ class Player:
     def rows(self, sink: str, epoch: Epoch) -> list[pa.RecordBatch]:
         """Return what an epoch gave a sink."""
         return self.sinks[sink].rows[epoch]
+
+    def _read(self, piece: Span) -> None:
+        """Run until every record before the limits is processed. A source may need time to fetch them."""
+        until, read = time.monotonic() + SILENT_S, -1
+        while True:
+            self._settle()
+            reached = {(at.source, at.partition): at.offset for at in self._positions()}
+            left = [each for each in piece if reached.get((each.source, each.partition), each.first) < each.end]
+            if not left:
+                return
+            if (now_read := sum(reached.values())) != read:
+                until, read = time.monotonic() + SILENT_S, now_read
+            if time.monotonic() > until:
+                raise _silent(self._name, left[0], reached.get((left[0].source, left[0].partition), left[0].first))
+            time.sleep(PAUSE_S)
+
+    def _positions(self) -> list[SourcePosition]:
+        members = self._cluster.members.values()
+        for member in members:
+            member.loop.take_stock()
+        return [at for member in members for at in member.loop.heartbeat().progress.positions]
+
+    def _pass_time(self, piece: Span) -> None:
+        """Let the wall clock show what it may have shown when production had read so far."""
+        self._offsets += offsets_in(piece)
+        share = self._offsets / max(1, self._all)
+        begins_us = self._ends_at if self._start.done is None else self._start.done.at
+        clock = self._cluster.clock
+        clock.wall_behind_s += (clock.wall_us() - (begins_us + round((self._ends_at - begins_us) * share))) / 1e6
 
     def _captured(self, spec: SinkSpec) -> SinkSpec:
         return replace(spec, sink=self.sinks[spec.name], path=None)
@@ -170,6 +207,16 @@ def opened(plan: Plan, within: ExitStack) -> Code:
     """Open the sources of a plan until the stack is closed. Raises ConfigError, Damaged, Unavailable."""
     sources = {spec.name: within.enter_context(closing(spec.source.unpaced().open())) for spec in plan.sources}
     return Code(plan, sources)
+
+
+def _silent(job: str, left: Range, at: int) -> Unavailable:
+    return Unavailable(
+        f"source {left.source!r} gave no record of partition {left.partition} for {SILENT_S:.0f} s: it is at offset "
+        f"{at:,}, and the epoch ends at {left.end:,}",
+        not_done="the rest was not replayed",
+        next_step="check that the source can be reached, then try again",
+        where=Where(job=job, source=left.source, partition=left.partition, offset=at),
+    )
 
 
 def _copy(start: Start, done: Completed, into: MemoryObjects, name: str) -> None:

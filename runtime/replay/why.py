@@ -144,7 +144,7 @@ def explained(code: Code, epoch: Replayable, watch: Watch, limit: int) -> Explai
 def _causes(code: Code, epoch: Replayable, start: Start, span: Span, watch: Watch) -> Iterator[Cause]:
     pieces = [span] if offsets_in(span) <= 1 else cut(span, PARTS)
     starts: dict[Epoch, tuple[Span, Epoch]] = {}
-    with Player(code, start, epoch.manifest, span) as player:
+    with Player(code, start, epoch.manifest, epoch.done.at, span) as player:
         pieces_begin = before = player.base
         for piece in pieces:
             played = player.play(piece)

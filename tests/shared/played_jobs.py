@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -19,7 +20,11 @@ from patience import wait
 
 import holdfast as hf
 from holdfast.runtime.config.settings import CONTINUOUS
+from holdfast.runtime.inspect.stored import Stored
 from holdfast.runtime.plan.model import Plan
+from holdfast.runtime.replay.checking import checked
+from holdfast.runtime.replay.epochs import newest
+from holdfast.runtime.replay.player import opened
 from holdfast.runtime.rows.schema import schema_of
 from holdfast.runtime.testing.cluster import Cluster
 from holdfast.sinks.memory.sink import MemorySink
@@ -259,6 +264,16 @@ class ReadingJob(PlayedJob):
 
         self.until(done, "all rows")
         self.cluster.pass_time(3.0)
+
+    def replay(self) -> int:
+        """Replay every epoch that is retained, compare it with its checkpoint, and return how many there are."""
+        log = self.cluster.repository.read_log()
+        assert log is not None
+        stored = Stored(self.plan.app, "memory", self.cluster._store, self.cluster.repository, log)
+        with ExitStack() as within:
+            proofs = list(checked(opened(self.restarted(), within), newest(stored, 1_000)))
+        assert [proof.differences for proof in proofs] == [()] * len(proofs)
+        return len(proofs)
 
     def check(self) -> None:
         """Compare copies, totals and dead letters with what was said."""

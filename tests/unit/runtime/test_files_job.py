@@ -70,6 +70,7 @@ class TestJob:
         job.cluster.replace_driver(job.restarted())
         job.catch_up()
         job.check()
+        assert job.replay() > 2
 
     def test_goes_on_with_another_parallelism(self, tmp_path: Path, mode: str) -> None:
         job = Job(tmp_path, mode)

@@ -188,6 +188,7 @@ class TestJob:
         job.crash()
         job.catch_up()
         job.check()
+        assert job.replay() > 3
 
     @pytest.mark.parametrize("mode", [CONTINUOUS, pytest.param(MICROBATCH, marks=pytest.mark.slow)])
     def test_continues_after_its_broker_was_killed(self, kafka: KafkaServer, mode: str) -> None:

@@ -78,6 +78,7 @@ def totals() -> hf.App:
     kept = rows_of(app).filter(pl.col("n") % 5 != 0)
     kept.key_by("k").agg("totals", rows=hf.count(), total=hf.sum("n"), most=hf.max("n")).sink("out", MemorySink(["k"]))
     kept.map(doubled, to=Noted).sink("doubled", MemorySink())
+    kept.sink("newest", hf.SQLite("unused.db", "newest", ["k"], delivery="idempotent"))
     return app
 
 
@@ -184,7 +185,7 @@ class TestReplay:
             t.checkpoint()
             first = newest(stored(t), 10)[0]
             before = t.rows("out"), t.cluster.driver.state.job
-            with Player(code_of(t), first.start, first.manifest, first.span) as player:
+            with Player(code_of(t), first.start, first.manifest, first.done.at, first.span) as player:
                 epoch = player.play(first.span)
                 [batch] = player.rows("out", epoch)
             assert batch.column("total").to_pylist() == [1]
