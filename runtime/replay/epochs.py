@@ -20,9 +20,9 @@ class Replayable:
 
     Args:
         done: Its checkpoint.
-        manifest: Of that.
+        manifest: That of the checkpoint.
         start: The checkpoint that it follows.
-        span: What it took.
+        span: The records that it took.
     """
 
     done: Completed

@@ -46,10 +46,10 @@ NEVER_S = 1e9
 
 @dataclass(frozen=True)
 class Code:
-    """What is replayed: a plan with its sources open.
+    """The code that is replayed: a plan with its sources open.
 
     Args:
-        plan: Of the job's file; its sinks are never opened.
+        plan: That of the job's file; its sinks are never opened.
     """
 
     plan: Plan

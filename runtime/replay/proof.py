@@ -28,11 +28,11 @@ Kind = Literal["source", "sink", "operator"]
 
 @dataclass(frozen=True)
 class Difference:
-    """What a replay did otherwise.
+    """A difference between a replay and production.
 
     Args:
-        name: Of the source, sink or operator.
-        what: What differs, with both values.
+        name: The source, sink or operator.
+        what: The difference, with both values.
     """
 
     kind: Kind
@@ -45,7 +45,7 @@ class Proof:
     """The comparison of one epoch.
 
     Args:
-        epoch: Of the job.
+        epoch: That of the job.
         compared: How many sources, sinks and operators were compared.
         unknown: Why some were not; None if all were.
     """
@@ -65,7 +65,7 @@ def proof(stored: Stored, manifest: Manifest, replay: Stored, replayed: Epoch) -
     """Compare an epoch of a job with its replay.
 
     Args:
-        manifest: Of the epoch.
+        manifest: That of the epoch.
         replay: The job in memory, in which the whole span of the epoch is one epoch.
         replayed: The number of that epoch.
     """

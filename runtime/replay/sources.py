@@ -2,7 +2,7 @@
 
 Invariants
     - A record at or behind the limit of its partition is never given; moving the limit gives it.
-    - What is given is what the job's source gives. Nothing is written, and no position is shown to other systems.
+    - Records are those that the job's source gives. Nothing is written, and no position is shown to other systems.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ReplayedSource(Source, OpenSource):
     Args:
         spec: The job's source.
         opened: Its connection, which the caller closes.
-        span: What the whole replay reads. The limits begin at its start.
+        span: The records of the whole replay. The limits begin at its start.
     """
 
     schema: pa.Schema

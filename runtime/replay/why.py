@@ -64,7 +64,7 @@ class Cause:
 
 
 class Watch(Protocol):
-    """What is watched while an epoch is replayed."""
+    """A key or rows that are watched while an epoch is replayed."""
 
     def changes(self, player: Player) -> dict[Epoch, list[Change]]:
         """Return, by the replay's epochs, how it changed."""

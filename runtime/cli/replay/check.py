@@ -29,7 +29,7 @@ def add_parser(subparsers: Any) -> None:
         "Replay the newest epochs with the present code, in this process, and compare records, rows and state with\n"
         "the checkpoints. Finds code that does not give the same results again, and state that was changed from\n"
         "outside. Targets are not touched, and the job may run meanwhile.\n\n"
-        "exit status: 0 equal, 2 wrong use, or records are gone, 4 something differs,\n"
+        "exit status: 0 equal, 2 wrong use, or records were removed, 4 something differs,\n"
         "5 a source or store is unreachable",
         "holdfast check job.py\nholdfast check job.py --epochs 100 --json",
     )

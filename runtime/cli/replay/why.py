@@ -42,7 +42,7 @@ def add_parser(subparsers: Any) -> None:
         "Show which records changed a key of an operator, or made rows of a sink: epochs are replayed in this\n"
         "process with the present code, from checkpoints and sources. Targets are not touched, and the job may\n"
         "run meanwhile.\n\n"
-        "exit status: 0, also if nothing changed the key; 2 wrong use, or records are gone;\n"
+        "exit status: 0, also if nothing changed the key; 2 wrong use, or records were removed;\n"
         "4 a checkpoint is damaged; 5 a source or store is unreachable",
         "holdfast why job.py totals north\n"
         "holdfast why job.py out north --at 117\n"
