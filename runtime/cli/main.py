@@ -38,6 +38,7 @@ COMMANDS = {
     "state": "read the state of operators: one key, all rows, changes, size",
     "audit": "prove from sources and targets that every record read came out once, for every checkpoint kept",
     "why": "show which records changed a key of an operator, or made a row of a sink, by replaying",
+    "bisect": "find the checkpoint at which a condition on the state fails, and the record that made it fail",
     "check": "replay the newest epochs and compare them with the checkpoints: finds code that is not deterministic",
     "dlq": "list dead letters, and append their records to the log that they came from",
     "txn": "list or abort transactions that a killed job left open in Kafka",
@@ -53,7 +54,7 @@ PLACES = {
         *("jobs", "status", "events", "explain", "stop", "savepoint", "rewind", "fork"),
         *("checkpoints", "state", "audit", "dlq", "txn"),
     ),
-    "replay": ("why", "check"),
+    "replay": ("why", "bisect", "check"),
 }
 ELSEWHERE = {
     "chaos": "holdfast.chaos.commands.chaos",  # of a layer above this one, so imported by name alone

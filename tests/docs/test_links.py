@@ -101,13 +101,17 @@ def _paths(nav: object) -> Iterator[str]:
             yield from _paths(each)
 
 
+COMMAND = re.compile(r"""(?:^|[|;&(] ?)(holdfast (?:[^|;&)<>'"]|'[^']*'|"[^"]*")+)""")
+"""A call up to a pipe or a redirection; quoted arguments may hold any sign."""
+
+
 def shown_commands() -> Iterator[tuple[str, str]]:
     """Yield every command line of a block in `sh` or `text` that calls holdfast, with its place."""
     for page in pages():
         for block in blocks(page):
             if block.language in ("sh", "text"):
                 for line in block.text.replace("\\\n", " ").splitlines():
-                    for command in re.findall(r"(?:^|[|;&(] ?)(holdfast [^|;&)<>]+)", line.split(" #")[0].strip()):
+                    for command in COMMAND.findall(line.split(" #")[0].strip()):
                         if block.language == "sh" or page.name == "commands.md":
                             yield f"{block}", command.strip()
 

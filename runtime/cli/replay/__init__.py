@@ -1,1 +1,1 @@
-"""Commands that replay a job from its file and its checkpoints: why, check. They change nothing."""
+"""Commands that replay a job from its file and its checkpoints: why, bisect, check. They change nothing."""

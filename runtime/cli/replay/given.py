@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 from contextlib import ExitStack
+from typing import Any
+
+import msgspec
 
 from holdfast.errors import ConfigError
+from holdfast.runtime.cli.log.output import cell, finite
 from holdfast.runtime.cli.operate.rewind import job_of
 from holdfast.runtime.cli.reporting import advise
 from holdfast.runtime.inspect.stored import Stored, open_job
@@ -13,6 +17,7 @@ from holdfast.runtime.replay.epochs import Replayable
 from holdfast.runtime.replay.player import Code, opened
 from holdfast.runtime.replay.proof import Proof
 from holdfast.runtime.replay.sources import NOT_REPLAYED
+from holdfast.runtime.replay.spans import Range
 
 ANNOUNCED_FROM = 500_000
 """So many records take some seconds."""
@@ -64,3 +69,18 @@ def proof_as_json(proof: Proof) -> dict[str, object]:
         "unknown": proof.unknown,
         "differences": [{"kind": each.kind, "name": each.name, "what": each.what} for each in proof.differences],
     }
+
+
+def plain(row: dict[str, Any] | None) -> Any:
+    """Return a row as JSON-able values."""
+    return None if row is None else msgspec.to_builtins(finite(row))
+
+
+def shown(row: dict[str, Any] | None) -> str:
+    """Return a row on one line; empty if there is none."""
+    return "" if row is None else " ".join(f"{name}={cell(value)}" for name, value in row.items())
+
+
+def place(at: Range | None) -> str:
+    """Return where a record is, or that time alone is the cause."""
+    return "time" if at is None else f"{at.source}:{at.partition}:{at.first}"

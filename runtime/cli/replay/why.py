@@ -11,15 +11,21 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
-import msgspec
-
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.errors import ConfigError, Where
 from holdfast.model import NO_EPOCH
 from holdfast.runtime.cli import text
 from holdfast.runtime.cli.arguments import add_app, add_command, add_job
-from holdfast.runtime.cli.log.output import cell, finite
-from holdfast.runtime.cli.replay.given import announce, job_and_code, positive, proof_as_json, verdict_of
+from holdfast.runtime.cli.replay.given import (
+    announce,
+    job_and_code,
+    place,
+    plain,
+    positive,
+    proof_as_json,
+    shown,
+    verdict_of,
+)
 from holdfast.runtime.cli.reporting import advise, print_json
 from holdfast.runtime.inspect import keys
 from holdfast.runtime.inspect.keyhistory import history_of
@@ -169,20 +175,16 @@ def _as_json(each: Explained) -> dict[str, Any]:
 def _cause_as_json(cause: Cause) -> dict[str, Any]:
     at = cause.at
     changes = [
-        {"change": c.change, "key": _plain(c.key), "before": _plain(c.before), "after": _plain(c.after)}
+        {"change": c.change, "key": plain(c.key), "before": plain(c.before), "after": plain(c.after)}
         for c in cause.changes
     ]
     return {
         "source": None if at is None else at.source,
         "partition": None if at is None else at.partition,
         "offset": None if at is None else at.first,
-        "record": _plain(cause.record),
+        "record": plain(cause.record),
         "changes": changes,
     }
-
-
-def _plain(row: dict[str, Any] | None) -> Any:
-    return None if row is None else msgspec.to_builtins(finite(row))
 
 
 def _render(args: argparse.Namespace, each: Explained) -> str:
@@ -193,7 +195,7 @@ def _render(args: argparse.Namespace, each: Explained) -> str:
         f"{text.plural(at.offsets, 'record')} replayed, which {verdict_of(each.proof)}"
     )
     rows = [
-        (_place(cause), _shown(cause.record), change.change, _shown(change.before), _shown(change.after))
+        (place(cause.at), shown(cause.record), change.change, shown(change.before), shown(change.after))
         for cause in each.causes
         for change in cause.changes
     ]
@@ -204,11 +206,3 @@ def _render(args: argparse.Namespace, each: Explained) -> str:
         lines.append(f"  and more: --limit {2 * args.limit}")
     lines += [f"  {each.kind} {each.name!r}: {each.what}" for each in each.proof.differences]
     return "\n".join(lines)
-
-
-def _place(cause: Cause) -> str:
-    return "time" if cause.at is None else f"{cause.at.source}:{cause.at.partition}:{cause.at.first}"
-
-
-def _shown(row: dict[str, Any] | None) -> str:
-    return "" if row is None else " ".join(f"{name}={cell(value)}" for name, value in row.items())

@@ -12,13 +12,13 @@ from __future__ import annotations
 import re
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
@@ -57,6 +57,25 @@ def load(path: str, name: str | None = None) -> App:
             f"{path} is {kind}", not_done=_NOT_LOADED, next_step=f"give the path of the file that builds the app{hint}"
         )
     return _app_of(_execute(file.absolute()), path, name)
+
+
+def function_of(path: str, name: str) -> Callable[..., Any]:
+    """Execute a Python file and return its function of this name.
+
+    Raises:
+        ConfigError: the file does not exist, cannot be executed, or has no such function.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise ConfigError(
+            f"{path} is not a file", not_done=_NOT_LOADED, next_step=f"give a Python file with a function {name}"
+        )
+    found: Callable[..., Any] | None = getattr(_execute(file.absolute()), name, None)
+    if not callable(found):
+        raise ConfigError(
+            f"{path} has no function {name}", not_done=_NOT_LOADED, next_step=f"define it: def {name}(state): ..."
+        )
+    return found
 
 
 def refuse_while_loading() -> None:

@@ -117,6 +117,47 @@ class TestWhy:
         assert ended.status == 2 and "'sales' is not a Python file" in ended.err
 
 
+class TestBisect:
+    @pytest.fixture
+    def long(self, job: Job) -> Job:
+        """The turnover of north passes 1,000 at one record of the seventh epoch."""
+        for n in range(8):
+            job.epoch(("north", 2_000.0 if n == 4 else 1.0), ("south", float(n)), ("west", 1.0), partition=n % 2)
+        return job
+
+    def test_names_the_checkpoint_the_row_and_the_record(self, long: Job) -> None:
+        ended = long.asked("bisect", "--check", "turnover < 1000", "--json")
+        assert ended.status == 0, ended
+        found = ended.json
+        assert (found["source"], found["partition"], found["offset"]) == ("sales", 0, 8)
+        assert found["record"] == {"shop": "north", "amount": 2_000.0}
+        assert (found["operator"], found["row"]) == ("totals", {"shop": "north", "sales": 8, "turnover": 2_108.0})
+        assert found["good"] == found["bad"] - 1 and found["checkpoints_read"] <= 6 and not found["code_changed"]
+
+    def test_takes_a_function_of_the_whole_state(self, long: Job) -> None:
+        file = long.folder / "invariant.py"
+        file.write_text("def check(state):\n    return state['totals']['turnover'].sum() < 1000\n")
+        shown = long.asked("bisect", "--check", str(file)).out
+        assert "is the first checkpoint that fails" in shown and "record sales:0:8: shop=north amount=2000.0" in shown
+
+    @pytest.mark.parametrize(
+        ("arguments", "what"),
+        [
+            (("--check", "turnover <"), "is not an expression"),
+            (("--check", "1 < 2"), "names no column"),
+            (("--check", "height < 2"), "no operator has the columns height"),
+            (("--check", "turnover < 'x'"), "cannot be computed"),
+            (("--check", "turnover < 5000"), "it holds at epoch"),
+            (("--check", "turnover < 1"), "it fails already at epoch"),
+            (("--check", "turnover < 1000", "--good", "latest"), "is not before --bad"),
+            (("--check", "nowhere.py"), "nowhere.py is not a file"),
+        ],
+    )
+    def test_refuses_what_it_cannot_search(self, long: Job, arguments: tuple[str, ...], what: str) -> None:
+        ended = long.asked("bisect", *arguments)
+        assert ended.status == 2 and what in ended.err and "Next:" in ended.err, ended
+
+
 class TestCheck:
     def test_of_the_same_code_equals_every_checkpoint(self, job: Job) -> None:
         ended = job.asked("check", "--json")
