@@ -25,4 +25,5 @@ def replayed(code: Code, epoch: Replayable) -> Proof:
     code.check(epoch.span, epoch.manifest)
     with Player(code, epoch.start, epoch.manifest, epoch.done.at, epoch.span) as player:
         number = player.play(epoch.span)
-        return proof(epoch.start.stored, epoch.manifest, player.stored(), number)
+        rows = lambda sink: player.rows(sink, number)
+        return proof(epoch.start.stored, epoch.manifest, player.stored(), number, code.plan.sinks, rows)

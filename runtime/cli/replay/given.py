@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from holdfast.errors import ConfigError
+from holdfast.quantities import plural
 from holdfast.runtime.cli.log.output import cell, finite
 from holdfast.runtime.cli.operate.rewind import job_of
 from holdfast.runtime.cli.reporting import advise
@@ -52,14 +53,16 @@ def announce(epochs: list[Replayable]) -> None:
     """Show how much is to be replayed, if that takes some seconds."""
     offsets = sum(each.offsets for each in epochs)
     if offsets >= ANNOUNCED_FROM:
-        advise(f"replaying {offsets:,} records of {len(epochs)} epochs")
+        advise(f"replaying {offsets:,} records of {plural(len(epochs), 'epoch')}")
 
 
 def verdict_of(proof: Proof) -> str:
     """Return how a replay compares with production, in words."""
     if proof.differences:
         return "differs from the checkpoint"
-    return "equals the checkpoint" if proof.unknown is None else "not provable"
+    if proof.unknown is not None:
+        return "is not provable"
+    return "equals the checkpoint" + (", but for rounding" if proof.rounded else "")
 
 
 def proof_as_json(proof: Proof) -> dict[str, object]:
@@ -67,6 +70,7 @@ def proof_as_json(proof: Proof) -> dict[str, object]:
     return {
         "exact": proof.exact,
         "unknown": proof.unknown,
+        "rounded": [{"kind": each.kind, "name": each.name} for each in proof.rounded],
         "differences": [{"kind": each.kind, "name": each.name, "what": each.what} for each in proof.differences],
     }
 

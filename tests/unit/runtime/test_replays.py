@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import polars as pl
+import pyarrow as pa
 import pytest
 from job_player import rescale
 
@@ -22,7 +23,8 @@ from holdfast.runtime.inspect.stored import Stored
 from holdfast.runtime.replay.checking import checked
 from holdfast.runtime.replay.epochs import newest, replayable
 from holdfast.runtime.replay.player import Code, Player
-from holdfast.runtime.replay.proof import Difference
+from holdfast.runtime.replay.proof import Difference, Proof
+from holdfast.runtime.replay.rounding import same_rows
 from holdfast.runtime.replay.why import Cause, WatchedRows, WatchedState, explained
 from holdfast.sinks.memory.sink import MemorySink
 from holdfast.testing import TestDriver
@@ -199,6 +201,63 @@ class TestReplay:
             with pytest.raises(ConfigError, match="no longer has the records from offset 0 of partition 0") as refused:
                 list(checked(code_of(t), newest(stored(t), 1)))
         assert "later epoch" in refused.value.next_step
+
+
+@dataclass
+class Weighed:
+    k: str
+    weight: float
+
+
+class TestRounding:
+    """1e16 + 1 - 1e16 is 0 or 1, by the order: that is another result. A sum of tenths differs in its last digit."""
+
+    @staticmethod
+    def played(t: TestDriver, then: list[float], now: list[float]) -> Proof:
+        """Let the records of a key be added in another order than in the replay."""
+        t.push("rows", [Weighed("a", weight) for weight in then])
+        t.checkpoint()
+        table = t.sources["rows"].tables[0]
+        t.sources["rows"].tables[0] = table.set_column(1, table.schema.field(1), pa.array(now))
+        [proof] = checked(code_of(t), newest(stored(t), 1))
+        return proof
+
+    @staticmethod
+    def app() -> hf.App:
+        app = hf.App("replayed")
+        rows = app.source("rows", hf.Log("unused/rows", Weighed))
+        rows.key_by("k").agg("sums", total=hf.sum("weight"), rows=hf.count()).sink("out", MemorySink(["k"]))
+        return app
+
+    def test_of_sums_is_no_difference(self) -> None:
+        tenths = [0.1, 0.2, 0.3]
+        assert sum(tenths) != sum(reversed(tenths)), "else this shows nothing"
+        with TestDriver(self.app()) as t:
+            proof = self.played(t, tenths, tenths[::-1])
+        assert proof.exact and [(each.kind, each.name) for each in proof.rounded] == [
+            ("sink", "out"),
+            ("operator", "sums"),
+        ]
+
+    def test_is_not_another_result(self) -> None:
+        with TestDriver(self.app()) as t:
+            proof = self.played(t, [1e16, -1e16, 1.0], [1e16, 1.0, -1e16])
+        assert {(each.kind, each.name) for each in proof.differences} == {("sink", "out"), ("operator", "sums")}
+
+    @pytest.mark.parametrize(
+        ("other", "same"),
+        [
+            ({"k": ["b", "a"], "x": [2.0, 1.0 + 1e-12]}, True),
+            ({"k": ["b", "a"], "x": [2.0, 1.0 + 1e-6]}, False),
+            ({"k": ["b", "a"], "x": [2.0, None]}, False),
+            ({"k": ["b", "c"], "x": [2.0, 1.0]}, False),
+            ({"k": ["a"], "x": [1.0]}, False),
+        ],
+    )
+    def test_of_rows_is_told_from_other_rows_in_any_order(self, other: dict[str, Any], same: bool) -> None:
+        schema = pa.schema([("k", pa.string()), ("x", pa.float64())])
+        one = pa.table({"k": ["a", "b"], "x": [1.0, 2.0]}, schema)
+        assert same_rows(one, pa.table(other, schema)) is same
 
 
 calls = 0
