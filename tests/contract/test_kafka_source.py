@@ -23,10 +23,10 @@ from holdfast.errors import Damaged, NotAdmitted, Unavailable
 from holdfast.runtime.plan.ahead import Ahead, Read, inline
 from holdfast.runtime.plan.source import Kept
 from holdfast.runtime.rows.dead_letters import ERROR
-from holdfast.runtime.sources.kafka import batches, feed, library
+from holdfast.runtime.sources.kafka import batches, feed
 from holdfast.runtime.sources.kafka.reading import OpenKafka
 from holdfast.runtime.sources.reading import split
-from holdfast.storage.kafka import questions
+from holdfast.storage.kafka import library, questions
 
 pytestmark = pytest.mark.kafka
 

@@ -38,8 +38,8 @@ from holdfast.runtime.sources.kafka.feed import (
     settings_of,
 )
 from holdfast.runtime.sources.kafka.gathering import ends_last, without_error
-from holdfast.runtime.sources.kafka.library import Library
 from holdfast.storage.kafka.errors import unavailable
+from holdfast.storage.kafka.library import Library
 from holdfast.storage.kafka.place import KafkaPlace
 from holdfast.storage.kafka.questions import Reported
 

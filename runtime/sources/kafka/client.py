@@ -13,7 +13,6 @@ For one thread at a time. Source: librdkafka, rdkafka.h; docs/decisions/0089-kaf
 from __future__ import annotations
 
 import ctypes
-import logging
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -23,22 +22,10 @@ from numpy.typing import NDArray
 
 from holdfast.runtime.sources.kafka.bell import Bell
 from holdfast.runtime.sources.kafka.gathering import dropped
-from holdfast.runtime.sources.kafka.library import ERROR_BYTES, Library, Message, Metadata
-from holdfast.storage.kafka.questions import log
+from holdfast.storage.kafka.handles import CONSUMER, ERRORS, LOGS, named, opened, partition_count, raise_for, take_in
+from holdfast.storage.kafka.library import Library, Message
 
 BATCH_MESSAGES_MAX = 1 << 15
-_CONSUMER = 1
-_LOGS, _ERRORS = 0x4, 0x8
-_LEVELS = (logging.CRITICAL, logging.CRITICAL, logging.CRITICAL, logging.ERROR, logging.WARNING, logging.INFO)
-"""By the severity of syslog; the rest is for debugging."""
-
-
-def wrong(code: int, text: str) -> Exception:
-    """Return an error as confluent-kafka raises it."""
-    from confluent_kafka import KafkaError, KafkaException
-
-    raised: Exception = KafkaException(KafkaError(code, text))
-    return raised
 
 
 class Client:
@@ -61,7 +48,7 @@ class Client:
         bell: Bell | None = None,
     ) -> None:
         self._library, self._reported, self._bell = library, reported, bell
-        self._handle = _opened(library, settings)
+        self._handle = opened(library, CONSUMER, settings, LOGS | ERRORS)
         library.poll_set_consumer(self._handle)
         library.set_log_queue(self._handle, None)
         self._events = library.queue_get_consumer(self._handle)
@@ -77,21 +64,7 @@ class Client:
 
     def partitions(self, topic: str, timeout_s: float) -> int:
         """Return how many partitions a topic has, which the consumer then knows. Raises KafkaException."""
-        library, found = self._library, ctypes.POINTER(Metadata)()
-        named = library.topic_new(self._handle, topic.encode(), None)
-        try:
-            code = library.metadata(self._handle, 0, named, ctypes.byref(found), int(timeout_s * 1_000))
-        finally:
-            library.topic_destroy(named)
-        if code:
-            raise wrong(code, self._named(code))
-        try:
-            [described] = found.contents.topics[: found.contents.topic_cnt]
-            if described.err:
-                raise wrong(described.err, self._named(described.err))
-            return int(described.partition_cnt)
-        finally:
-            library.metadata_destroy(found)
+        return partition_count(self._library, self._handle, topic, timeout_s)
 
     def assign(self, topic: str, partition: int, offset: int) -> None:
         """Fetch a partition from an offset on. Raises KafkaException."""
@@ -104,10 +77,7 @@ class Client:
         library.topic_partition_list_add(places, name, partition).contents.offset = offset
         error = library.incremental_assign(self._handle, places)
         library.topic_partition_list_destroy(places)
-        if error:
-            code, text = library.error_code(error), library.error_string(error).decode(errors="replace")
-            library.error_destroy(error)
-            raise wrong(code, text)
+        raise_for(library, error)
 
     def batch(self, partition: int, count: int, timeout_s: float) -> tuple[NDArray[np.int64], int]:
         """Return the addresses of messages, which must be dropped, and how many they are.
@@ -135,7 +105,8 @@ class Client:
 
         message = Message.from_address(address)
         text = ctypes.string_at(message.payload, message.len) if message.payload else b""
-        return KafkaError(message.err, text.decode(errors="replace") or self._named(message.err)), message.offset
+        said = text.decode(errors="replace") or named(self._library, message.err)
+        return KafkaError(message.err, said), message.offset
 
     def headers(self, address: int) -> list[tuple[str, bytes | None]]:
         """Return names and values of `rd_kafka_headers_t`."""
@@ -153,44 +124,9 @@ class Client:
 
     def _report(self) -> None:
         """Take what the library reports by itself."""
-        from confluent_kafka import KafkaError
-
-        library = self._library
-        while event := library.queue_poll(self._events, 0):
-            kind = library.event_type(event)
-            if kind == _ERRORS:
-                text = (library.event_error_string(event) or b"").decode(errors="replace")
-                self._reported(KafkaError(library.event_error(event), text))
-            elif kind == _LOGS:
-                facility, text, level = ctypes.c_char_p(), ctypes.c_char_p(), ctypes.c_int()
-                library.event_log(event, ctypes.byref(facility), ctypes.byref(text), ctypes.byref(level))
-                severity = _LEVELS[level.value] if level.value < len(_LEVELS) else logging.DEBUG
-                log.log(severity, "%s: %s", _text(facility), _text(text))
-            library.event_destroy(event)
-
-    def _named(self, code: int) -> str:
-        return (self._library.err2str(code) or b"").decode(errors="replace")
-
-
-def _text(found: ctypes.c_char_p) -> str:
-    return (found.value or b"").decode(errors="replace")
-
-
-def _opened(library: Library, settings: Mapping[str, Any]) -> int:
-    from confluent_kafka import KafkaError
-
-    text, options = ctypes.create_string_buffer(ERROR_BYTES), library.conf_new()
-    for name, value in {**settings, "log.queue": True}.items():
-        given = str(value).lower() if isinstance(value, bool) else str(value)
-        if library.conf_set(options, name.encode(), given.encode(), text, ERROR_BYTES):
-            library.conf_destroy(options)
-            raise wrong(KafkaError._INVALID_ARG, text.value.decode(errors="replace"))
-    library.conf_set_events(options, _LOGS | _ERRORS)
-    handle = library.new(_CONSUMER, options, text, ERROR_BYTES)
-    if not handle:
-        library.conf_destroy(options)
-        raise wrong(KafkaError._INVALID_ARG, text.value.decode(errors="replace"))
-    return int(handle)
+        while event := self._library.queue_poll(self._events, 0):
+            take_in(self._library, self._handle, event, self._reported)
+            self._library.event_destroy(event)
 
 
 def _ended(library: Library, handle: int, events: int, queues: dict[int, int], _bell: Bell | None) -> None:

@@ -8,14 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from holdfast.runtime.sources.kafka import library
 from holdfast.runtime.sources.kafka.bell import Bell
 from holdfast.runtime.sources.kafka.feed import Feed, Taken
+from holdfast.storage.kafka import library
 from holdfast.storage.kafka.errors import no_client
+from holdfast.storage.kafka.handles import takes_tokens
 from holdfast.storage.kafka.place import KafkaPlace
-
-_TOKENS = ("sasl.oauthbearer", "sasl.mechanism")
-"""Options with which confluent-kafka may fetch tokens itself, in Python."""
 
 
 class AnyFeed(Protocol):
@@ -47,8 +45,7 @@ def feed_of(
         found = library.found()
     except ImportError as error:
         raise no_client(error) from error
-    tokens = any(name.startswith(_TOKENS) and "OAUTH" in f"{name}{value}".upper() for name, value in place.options)
-    if found is None or tokens:
+    if found is None or takes_tokens(place):
         return Feed(place, interrupted)
     from holdfast.runtime.sources.kafka.batches import BatchFeed  # compiled, so it is loaded where records are read
 

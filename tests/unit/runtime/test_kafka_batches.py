@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from holdfast.runtime.sources.kafka.batches import BatchFeed
 from holdfast.runtime.sources.kafka.columns import Columns
 from holdfast.runtime.sources.kafka.feed import Taken, Unpackable
-from holdfast.runtime.sources.kafka.library import Message
 from holdfast.runtime.sources.kafka.unpackable import behind
+from holdfast.storage.kafka.library import Message
 from holdfast.storage.kafka.place import KafkaPlace
 
 END, GONE, BROKEN = KafkaError._PARTITION_EOF, KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._BAD_COMPRESSION

@@ -13,7 +13,7 @@ from patience import WALL_S
 from holdfast.runtime.plan.ahead import Ahead, inline
 from holdfast.runtime.sources.kafka.batches import BatchFeed
 from holdfast.runtime.sources.kafka.bell import Bell
-from holdfast.runtime.sources.kafka.library import found
+from holdfast.storage.kafka.library import found
 from holdfast.storage.kafka.place import KafkaPlace
 
 

@@ -1,17 +1,17 @@
-"""librdkafka itself, which confluent-kafka brings along: the functions that hand over messages without Python objects.
+"""librdkafka itself, which confluent-kafka brings along: the functions that take and give messages by the batch.
 
-`consume()` of confluent-kafka makes an object of every message, which costs four times as much as all that the library
-does for it. The functions here are those of rdkafka.h, whose symbols and structures stay compatible within version 2.
-The consumer is made by them too: the one inside a `confluent_kafka.Consumer` cannot be borrowed, since its callbacks
-end the process if anything but its own methods serves them. Here nothing calls back: what the library reports is read
-as events.
+`consume()` of confluent-kafka makes an object of every message, and `produce()` takes one call and one report for each:
+several times as much as all that the library does for it. The functions here are those of rdkafka.h, whose symbols and
+structures stay compatible within version 2. Clients are made by them too: the one inside a `confluent_kafka.Consumer`
+or `Producer` cannot be borrowed, since its callbacks end the process if anything but its own methods serves them. Here
+nothing calls back: what the library reports is read as events.
 
 Invariants
-    - `found` is None unless every function is there, and the version and the processor are such as the structures below
-      are written for. Then messages are read by `consume()`.
+    - `found` is None unless every function is there, the version and the processor are such as the structures below are
+      written for, and the library gives back what it is given in them. Then messages go one by one.
     - Nothing is loaded but what confluent-kafka has loaded: symbols are looked up through its module.
 
-Source: librdkafka, rdkafka.h; docs/decisions/0089-kafka-batches.md.
+Source: librdkafka, rdkafka.h; docs/decisions/0089-kafka-batches.md, 0127-producer-by-the-batch.md.
 """
 
 from __future__ import annotations
@@ -113,6 +113,22 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "message_destroy": (None, c_void_p),
     "message_timestamp": (c_int64, c_void_p, c_void_p),
     "message_headers": (c_int, c_void_p, c_void_p),
+    "queue_get_main": (c_void_p, c_void_p),
+    "queue_yield": (None, c_void_p),
+    "produce_batch": (c_int, c_void_p, c_int32, c_int, c_void_p, c_int),
+    "flush": (c_int, c_void_p, c_int),
+    "purge": (c_int, c_void_p, c_int),
+    "outq_len": (c_int, c_void_p),
+    "event_message_count": (c_size_t, c_void_p),
+    "event_message_array": (c_size_t, c_void_p, c_void_p, c_size_t),
+    "fatal_error": (c_int, c_void_p, c_char_p, c_size_t),
+    "init_transactions": (c_void_p, c_void_p, c_int),
+    "begin_transaction": (c_void_p, c_void_p),
+    "commit_transaction": (c_void_p, c_void_p, c_int),
+    "abort_transaction": (c_void_p, c_void_p, c_int),
+    "error_is_fatal": (c_int, c_void_p),
+    "error_is_retriable": (c_int, c_void_p),
+    "error_txn_requires_abort": (c_int, c_void_p),
     "header_get_all": (c_int, c_void_p, c_size_t, POINTER(c_char_p), POINTER(c_void_p), POINTER(c_size_t)),
 }
 
