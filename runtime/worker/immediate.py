@@ -5,11 +5,15 @@ sink first fences the partitions of the subtask, then writes: all rows queued fo
 with the offset they reach. A write with an unknown outcome is retried later, unchanged. Rows of a sink that repeats are
 queued as they are emitted: they may come from anywhere in the subtask, also from results of a window or at a barrier.
 
+A sink that repeats may take writes ahead: another one begins before the one before is confirmed, once `AHEAD_ROWS_MIN`
+rows wait for it. Fewer rows wait for the confirmation, since small writes cost more than they save.
+
 An epoch is acked only after all rows queued before it are written, so output of these sinks is never pending.
 
 Invariants
     - Nothing is written before the fence of this generation is stored.
-    - Writes of one partition are applied in order, one at a time.
+    - Writes of one partition are applied in order, one at a time; those of a sink that takes them ahead are begun and
+      confirmed in order.
     - A worker that was overtaken, or that cannot write, never reports an epoch as written.
     - Work that an older generation left in the queue or in a lane changes nothing here.
 
@@ -19,8 +23,9 @@ Source: PROTOCOL P22; DESIGN section 4, step 4; docs/decisions/0012, 0093.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import pyarrow as pa
 
@@ -32,13 +37,17 @@ from holdfast.runtime.wire.messages import Deploy
 from holdfast.runtime.worker.ports import Ports
 from holdfast.runtime.worker.under_way import UnderWay
 from holdfast.sinks.contract.accepting import accept
-from holdfast.sinks.contract.immediate import ANYWHERE, ImmediateTarget, Origin, Owner
+from holdfast.sinks.contract.immediate import ANYWHERE, AheadTarget, ImmediateTarget, Origin, Owner
 from holdfast.sinks.contract.owners import NotOurs
 
 QUEUE_BYTES_MAX = 32 << 20
 """Bytes of one sink that may wait; then sources stop."""
 WRITE_ROWS_MAX = 65_536
 """Rows after which one write takes no more arrivals."""
+AHEAD_ROWS_MIN = 2_000
+"""Rows that may be sent before the write before them is confirmed."""
+ADVANCE_S = 1.0
+"""How long a lane waits at a time for the confirmation of writes."""
 RETRY_FIRST_S, RETRY_MAX_S = 0.05, 5.0
 
 
@@ -51,6 +60,7 @@ class Arrived:
     offset: int
     batches: list[pa.RecordBatch]
     bytes: int
+    rows: int
 
 
 @dataclass
@@ -61,9 +71,14 @@ class Writing:
     owner: Owner
     starts: dict[Origin, int]
     target: ImmediateTarget
+    ahead: AheadTarget | None
+    """The target, if it takes writes ahead."""
     collected: list[pa.RecordBatch] = field(default_factory=list)
     queue: deque[Arrived] = field(default_factory=deque)
-    under_way: tuple[Arrived, ...] = ()
+    rows_waiting: int = 0
+    """Rows of the queue."""
+    under_way: deque[tuple[Arrived, ...]] = field(default_factory=deque)
+    """The writes that were begun, in order, and are not known to be in; one, unless they are taken ahead."""
     busy: bool = False
     """The lane is working, or a retry is scheduled."""
     fenced: bool = False
@@ -76,7 +91,18 @@ class Writing:
 
     @property
     def bytes(self) -> int:
-        return sum(each.bytes for each in (*self.under_way, *self.queue))
+        return sum(each.bytes for each in self.left())
+
+    def begin(self) -> tuple[Arrived, ...]:
+        """Take arrivals out of the queue for the next write."""
+        parts = _taken(self.queue)
+        self.rows_waiting -= sum(part.rows for part in parts)
+        self.under_way.append(parts)
+        return parts
+
+    def left(self) -> Iterator[Arrived]:
+        """Yield what is not known to be in."""
+        return chain(*self.under_way, self.queue)
 
 
 class ImmediateWrites:
@@ -110,7 +136,9 @@ class ImmediateWrites:
             mine = [at for at in deploy.positions if at.source == self._sources[spec.name]]
             starts = {Origin(at.source, at.partition): max(0, at.offset) for at in mine}
             owner = Owner(deploy.job_uuid, spec.name, deploy.generation, deploy.timeline, spec.path, deploy.claim)
-            self._writing[spec.name] = Writing(spec, owner, starts, sink.open_immediate(owner))
+            ahead = sink.open_ahead(owner)
+            target = sink.open_immediate(owner) if ahead is None else ahead
+            self._writing[spec.name] = Writing(spec, owner, starts, target, ahead)
             if starts or repeats(spec):
                 self._go_on(self._writing[spec.name])
 
@@ -175,12 +203,18 @@ class ImmediateWrites:
         batches, writing.collected = writing.collected, []
         self._numbered += 1
         size = sum(batch.nbytes for batch in batches)
-        writing.queue.append(Arrived(self._numbered, origin, offset, batches, size))
+        rows, before = sum(batch.num_rows for batch in batches), writing.rows_waiting
+        writing.rows_waiting += rows
+        writing.queue.append(Arrived(self._numbered, origin, offset, batches, size, rows))
         self._go_on(writing)
+        if writing.ahead is not None and before < AHEAD_ROWS_MIN <= writing.rows_waiting:
+            writing.ahead.ring()
 
     def _end(self, writing: Writing) -> None:
         writing.over = True
         writing.queue.clear()
+        if writing.ahead is not None:
+            writing.ahead.ring()
         self._lane(writing, writing.target.close, lambda _result: None)
 
     def _go_on(self, writing: Writing) -> None:
@@ -189,15 +223,28 @@ class ImmediateWrites:
             return
         if not writing.fenced:
             self._work(writing, lambda: writing.target.fence(writing.starts), self._is_fenced)
+        elif writing.ahead is not None and (writing.under_way or writing.queue):
+            self._advance(writing, writing.ahead)
         elif writing.under_way or writing.queue:
-            writing.under_way = writing.under_way or _taken(writing.queue)
-            parts = writing.under_way
-            batches = [batch for part in parts for batch in part.batches]
-            origin, offset = parts[-1].origin, parts[-1].offset
+            if not writing.under_way:
+                writing.begin()
+            parts = writing.under_way[0]
+            origin, offset, batches = parts[-1].origin, parts[-1].offset, _batches(parts)
             self._work(writing, lambda: writing.target.write(origin, offset, batches), self._is_written)
         elif writing.forget is not None:
             committed, writing.forget = writing.forget, None
             self._work(writing, lambda: writing.target.forget(committed), self._has_forgotten)
+
+    def _advance(self, writing: Writing, target: AheadTarget) -> None:
+        """Begin a write if its rows need not wait; await the first one that is confirmed, unless another can begin."""
+
+        def ready() -> bool:
+            return target.room > 0 and writing.rows_waiting >= AHEAD_ROWS_MIN
+
+        if writing.queue and (not writing.under_way or ready()):
+            target.begin(_batches(writing.begin()))
+        wait_s = 0.0 if ready() else ADVANCE_S
+        self._work(writing, lambda: target.advance(wait_s), self._is_confirmed)
 
     def _work(self, writing: Writing, work: Callable[[], object], done: Callable[[Writing, object], None]) -> None:
         writing.busy, no_longer = True, self._under_way.begin(writing.spec.name)
@@ -227,8 +274,14 @@ class ImmediateWrites:
         writing.fenced = True
 
     def _is_written(self, writing: Writing, deleted: object) -> None:
-        writing.under_way = ()
+        writing.under_way.clear()
         writing.buried = writing.buried or bool(deleted)
+        self._wake()
+
+    def _is_confirmed(self, writing: Writing, writes: object) -> None:
+        assert isinstance(writes, int)
+        for _ in range(writes):
+            writing.under_way.popleft()
         self._wake()
 
     def _has_forgotten(self, writing: Writing, left: object) -> None:
@@ -237,7 +290,7 @@ class ImmediateWrites:
 
     def _wake(self) -> None:
         """Call every waiting function whose rows are all written."""
-        left = [part.number for each in self._writing.values() for part in (*each.under_way, *each.queue)]
+        left = [part.number for each in self._writing.values() for part in each.left()]
         through = min(left, default=self._numbered + 1) - 1
         due = [then for number, then in self._waiting if number <= through]
         self._waiting = [(number, then) for number, then in self._waiting if number > through]
@@ -273,12 +326,16 @@ def _taken(queue: deque[Arrived]) -> tuple[Arrived, ...]:
         if rows >= WRITE_ROWS_MAX:
             break
         taken.append(each)
-        rows += sum(batch.num_rows for batch in each.batches)
+        rows += each.rows
     gone = {each.number for each in taken}
     left = [each for each in queue if each.number not in gone]
     queue.clear()
     queue.extend(left)
     return tuple(taken)
+
+
+def _batches(parts: Sequence[Arrived]) -> list[pa.RecordBatch]:
+    return [batch for part in parts for batch in part.batches]
 
 
 def _try_again(error: HoldfastError) -> Unavailable:

@@ -118,6 +118,34 @@ class ImmediateTarget(Protocol):
         """Release the connection; an unfinished write is undone."""
 
 
+class AheadTarget(ImmediateTarget, Protocol):
+    """A target of a sink that repeats, which takes the rows of a write before those of the one before are confirmed.
+
+    Rows that were begun stay with the target until they are confirmed, in order, whatever fails meanwhile; then it
+    sends them again. One call at a time, but `ring`.
+    """
+
+    @property
+    def room(self) -> int:
+        """How many more writes may be begun now."""
+
+    def begin(self, batches: Sequence[pa.RecordBatch]) -> None:
+        """Take the rows of the next write. There is room."""
+
+    def advance(self, wait_s: float) -> int:
+        """Send what was begun; return how many of the first writes have become confirmed since the last call.
+
+        Args:
+            wait_s: How long to wait for the first one of them.
+
+        Raises:
+            HoldfastError: as `write`; after Unavailable, the next call goes on.
+        """
+
+    def ring(self) -> None:
+        """Let a call of `advance` return soon. Any thread may call it."""
+
+
 def origin_prefix(job_uuid: str, sink: str, origin: Origin) -> str:
     """Return the prefix of the tags of one partition; `@` sorts them after those of sinks that write at the commit."""
     return f"{job_uuid}/@{sink}/{origin.source}/{origin.partition}/"

@@ -27,7 +27,7 @@ import pyarrow as pa
 from holdfast.errors import ConfigError
 from holdfast.model import Tag, Writer
 from holdfast.sinks.contract.audited import Audits
-from holdfast.sinks.contract.immediate import ImmediateTarget, Owner, Written
+from holdfast.sinks.contract.immediate import AheadTarget, ImmediateTarget, Owner, Written
 from holdfast.sinks.contract.owners import Claim, Ownership
 from holdfast.sinks.contract.target import OP, Target, Upload
 from holdfast.sinks.contract.transactions import Transacts
@@ -152,6 +152,10 @@ class ImmediateSink(Sink):
     @abstractmethod
     def open_immediate(self, owner: Owner) -> ImmediateTarget:
         """Return the owner's target; no connection is made yet."""
+
+    def open_ahead(self, owner: Owner) -> AheadTarget | None:
+        """Return the owner's target if it takes writes before others are confirmed; no connection is made yet."""
+        return None
 
     @abstractmethod
     def written(self, job_uuid: str, sink: str) -> tuple[Written, ...]:

@@ -68,15 +68,20 @@ def check_finite(where: str, batch: pa.RecordBatch) -> None:
 
 def objects(batch: pa.RecordBatch, names: Sequence[str], time: TimeForm = "rfc3339") -> list[bytes]:
     """Return a JSON object per row, with these columns."""
+    found: list[bytes] = object_column(batch, names, time).to_pylist()
+    return found
+
+
+def object_column(batch: pa.RecordBatch, names: Sequence[str], time: TimeForm = "rfc3339") -> pa.LargeBinaryArray:
+    """Return a JSON object per row, with these columns, as a column."""
     if not names or not batch.num_rows:
-        return [b"{}"] * batch.num_rows
+        return pa.array([b"{}"] * batch.num_rows, pa.large_binary())
     columns = {name: batch.column(name) for name in names}
     if any(is_nested(column.type) for column in columns.values()):
-        return _with_nested(columns, time)
+        return pa.array(_with_nested(columns, time), pa.large_binary())
     frame = pl.DataFrame([pl.Series(name, column) for name, column in columns.items()])
     encoded = frame.select(_object(tuple((name, column.type) for name, column in columns.items()), time)).to_series()
-    found: list[bytes] = encoded.to_arrow(compat_level=pl.CompatLevel.oldest()).view(pa.large_binary()).to_pylist()
-    return found
+    return encoded.to_arrow(compat_level=pl.CompatLevel.oldest()).view(pa.large_binary())
 
 
 def _with_nested(columns: Mapping[str, pa.Array], time: TimeForm) -> list[bytes]:
@@ -97,22 +102,25 @@ def _with_nested(columns: Mapping[str, pa.Array], time: TimeForm) -> list[bytes]
 
 def keys_of(batch: pa.RecordBatch, key: tuple[str, ...]) -> list[bytes | None]:
     """Return the key of each row; None for a single key column that is null."""
+    found: list[bytes | None] = key_column(batch, key).to_pylist()
+    return found
+
+
+def key_column(batch: pa.RecordBatch, key: tuple[str, ...]) -> pa.LargeBinaryArray:
+    """Return the key of each row as a column; null for a single key column that is null."""
     if len(key) > 1:
-        return list(objects(batch, key))
+        return object_column(batch, key)
     column = batch.column(key[0])
     if is_raw(column.type):
-        return raw(column)
+        return raw_column(column)
     prefix = len(_member(key[0])) + 1
-    found = [text[prefix:-1] for text in objects(batch, key)]
-    if column.null_count:
-        return [None if missing else text for missing, text in zip(column.is_null().to_pylist(), found, strict=True)]
-    return list(found)
+    found = pc.binary_slice(object_column(batch, key), prefix, -1)
+    return pc.if_else(column.is_null(), pa.scalar(None, found.type), found) if column.null_count else found
 
 
-def raw(column: pa.Array) -> list[bytes | None]:
+def raw_column(column: pa.Array) -> pa.LargeBinaryArray:
     """Return text or bytes as bytes."""
-    found: list[bytes | None] = column.cast(pa.large_binary()).to_pylist()
-    return found
+    return column.cast(pa.large_binary())
 
 
 def is_raw(kind: pa.DataType) -> bool:

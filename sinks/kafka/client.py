@@ -1,7 +1,7 @@
 """The connections of a Kafka target: a transactional producer, and a reader of the progress topic.
 
-librdkafka works in threads of its own; a producer is a queue in front of them. Records that fail are reported to a
-callback, which runs inside of `poll` and `flush`.
+librdkafka works in threads of its own; a producer is a queue in front of them. Records that fail are reported inside of
+`poll` and `flush`.
 
 Source: confluent_kafka; librdkafka's INTRODUCTION.md, transactional producer; docs/decisions/0076-kafka-sink.md.
 """
@@ -21,7 +21,6 @@ from confluent_kafka import (
     KafkaError,
     KafkaException,
     Message,
-    Producer,
     TopicCollection,
     TopicPartition,
 )
@@ -32,6 +31,8 @@ from holdfast.sinks.contract.phrases import NOTHING, RETRIES, UNKNOWN
 from holdfast.sinks.kafka.errors import is_fenced, late, meaning_of
 from holdfast.sinks.kafka.options import producer_settings, reader_settings
 from holdfast.sinks.kafka.progress import Progress, progress_topic
+from holdfast.sinks.kafka.senders import sender_of
+from holdfast.sinks.kafka.sending import Sender
 from holdfast.sinks.kafka.target import Connection, Mark, ProducerFenced, Records, TransactionalProducer
 from holdfast.storage.kafka.errors import NoOffsets, no_topic, offset_of, outcome_of
 from holdfast.storage.kafka.place import KafkaPlace
@@ -43,6 +44,8 @@ WAIT_S = 15.0
 ABORT_WAIT_S = 5.0
 FLUSH_S = 1.0
 """How often a flush that takes long is looked at: it may take any time, as long as it gets on."""
+ROOM_WAIT_S = 0.02
+"""How long to wait before records are given again to the library, whose queue was full."""
 READ_WITHIN_S = 15.0
 """How long the progress topic may take to be read, once its end is known: open transactions stand before it."""
 READ_WAIT_S = 0.1
@@ -51,10 +54,6 @@ MARKER_WITHIN_S, MARKER_EVERY_S = 0.05, 0.001
 TOPIC_EVERY_S, TOPIC_WITHIN_S = 1.0, 1.0
 """How often a session asks whether its topic was replaced, and how long a delivery waits for the answer: one that was
 left over from the delivery before would be as old as that."""
-ANY_PARTITION = -1
-"""RD_KAFKA_PARTITION_UA: the partitioner decides."""
-POLL_EVERY = 4_096
-"""Records between two looks at the reports of failed ones."""
 _FOLLOWING = (
     *(KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT, KafkaError._STATE, KafkaError._FATAL),
     *(KafkaError._INCONSISTENT, KafkaError._MSG_TIMED_OUT),
@@ -76,7 +75,7 @@ def raised_for(place: KafkaPlace, error: KafkaError) -> Exception:
     return ProducerFenced(error.str()) if is_fenced(error) else meaning_of(place, error)
 
 
-def find_topic(place: KafkaPlace, producer: Producer) -> None:
+def find_topic(place: KafkaPlace, sender: Sender) -> None:
     """Wait for a broker that knows the topic.
 
     Raises:
@@ -85,14 +84,15 @@ def find_topic(place: KafkaPlace, producer: Producer) -> None:
     """
     until = time.monotonic() + MISSING_FOR_S
     while True:
-        error = producer.list_topics(place.topic, timeout=WAIT_S).topics[place.topic].error
-        if error is None:
+        try:
+            sender.partitions(place.topic, WAIT_S)
             return
-        if error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
-            raise KafkaException(error)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise
         if time.monotonic() >= until:
             raise no_topic(place, NOTHING)
-        producer.poll(READ_WAIT_S)
+        sender.poll(READ_WAIT_S)
 
 
 class KafkaConnection(Connection):
@@ -151,10 +151,9 @@ class ConfluentProducer(TransactionalProducer):
         self._place, self._progress_topic = place, progress_topic(place.topic)
         self._failed: KafkaError | None = None
         self._disturbed = False
-        callbacks = {"on_delivery": self._reported, "error_cb": self._troubled}
         with raising(place):
-            settings = {**producer_settings(place, transactional_id), **callbacks}
-            self._producer: Producer | None = Producer(settings, logger=_log)
+            settings = producer_settings(place, transactional_id)
+            self._producer: Sender | None = sender_of(place, settings, self._reported, self._troubled)
 
     @property
     def disturbed(self) -> bool:
@@ -173,25 +172,11 @@ class ConfluentProducer(TransactionalProducer):
 
     def mark(self, key: bytes, value: bytes) -> None:
         with self._raising():
-            self._live().produce(self._progress_topic, value=value, key=key, partition=0)
+            self._put(self._progress_topic, Records([key], [value], partition=0))
 
     def send(self, records: Records) -> None:
-        producer, topic = self._live(), self._place.topic
-        produce = producer.produce
-        partition = ANY_PARTITION if records.partition is None else records.partition
-        keys = records.keys or [None] * len(records.values)
-        until_poll = POLL_EVERY
         with self._raising():
-            for key, value in zip(keys, records.values, strict=True):
-                try:
-                    produce(topic, value, key, partition)
-                except BufferError:
-                    self._wait_for_room(topic, value, key, partition)
-                until_poll -= 1
-                if not until_poll:
-                    until_poll = POLL_EVERY
-                    producer.poll(0)
-                    self._check()
+            self._put(self._place.topic, records)
 
     def flush(self) -> None:
         producer = self._live()
@@ -222,6 +207,7 @@ class ConfluentProducer(TransactionalProducer):
             self._producer = None
             with suppress(KafkaException):
                 producer.purge()
+            producer.close()
 
     @contextmanager
     def _raising(self) -> Iterator[None]:
@@ -256,18 +242,22 @@ class ConfluentProducer(TransactionalProducer):
                     return fault
         return None
 
-    def _wait_for_room(self, topic: str, value: bytes | None, key: bytes | None, partition: int) -> None:
-        """Put a record into the queue, once records in it have been sent."""
-        producer, until = self._live(), time.monotonic() + WAIT_S
-        while time.monotonic() < until:
-            producer.poll(READ_WAIT_S)
+    def _put(self, topic: str, records: Records) -> None:
+        """Put records into the queue of the library; wait while it is full."""
+        producer, at, until = self._live(), 0, time.monotonic() + WAIT_S
+        messages = producer.messages(records)
+        while at < len(messages):
+            taken, at, fault = producer.put(topic, messages, at)
+            if fault is not None:
+                raise KafkaException(fault)
+            if taken:
+                until = time.monotonic() + WAIT_S
+            elif time.monotonic() >= until:
+                raise late(self._place, "the queue of records stayed full", WAIT_S)
+            producer.poll(0) if taken else producer.flush(ROOM_WAIT_S)
             self._check()
-            with suppress(BufferError):
-                producer.produce(topic, value, key, partition)
-                return
-        raise late(self._place, "the queue of records stayed full", WAIT_S)
 
-    def _live(self) -> Producer:
+    def _live(self) -> Sender:
         assert self._producer is not None, "a destroyed producer is not used again"
         return self._producer
 
@@ -276,9 +266,8 @@ class ConfluentProducer(TransactionalProducer):
         if self._failed is not None:
             raise KafkaException(self._failed)
 
-    def _reported(self, error: KafkaError | None, _message: Message) -> None:
-        if error is not None and self._failed is None:
-            self._failed = error
+    def _reported(self, error: KafkaError) -> None:
+        self._failed = self._failed or error
 
     def _troubled(self, _error: KafkaError) -> None:
         self._disturbed = True

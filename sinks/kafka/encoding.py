@@ -1,6 +1,7 @@
 """Rows as records of a topic: their keys and values as bytes, in the forms of json_rows.py.
 
-The key of a record is made of the sink's key columns, the value holds all columns.
+The key of a record is made of the sink's key columns, the value holds all columns. Keys and values are made and handed
+on as columns, without an object per record.
 
 Pure: values in, values out. Source: API.md (sources); docs/guide/kafka.md; docs/decisions/0076-kafka-sink.md.
 """
@@ -11,13 +12,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.errors import ConfigError
 from holdfast.sinks.contract.sink import check_null_keys
 from holdfast.sinks.contract.target import DELETE, OP
-from holdfast.sinks.json_values.rows import TimeForm, check_finite, check_forms, is_raw, keys_of, largest, objects, raw
+from holdfast.sinks.json_values.rows import (
+    TimeForm,
+    check_finite,
+    check_forms,
+    is_raw,
+    key_column,
+    largest,
+    object_column,
+    objects,
+    raw_column,
+)
 from holdfast.sinks.kafka.target import Records
 
 VALUE = "value"
@@ -40,6 +52,10 @@ class Values(Protocol):
 
     def encode(self, batch: pa.RecordBatch) -> list[bytes | None]:
         """Return one value per row."""
+
+    def column(self, batch: pa.RecordBatch) -> pa.LargeBinaryArray:
+        """Return one value per row, as a column."""
+        return pa.array(self.encode(batch), pa.large_binary())
 
     def largest(self, batch: pa.RecordBatch) -> int:
         """Return a number of bytes that no row takes as key and value together, if that is quick to find."""
@@ -67,6 +83,9 @@ class JsonValues(Values):
     def encode(self, batch: pa.RecordBatch) -> list[bytes | None]:
         return list(objects(batch, batch.schema.names, self.time))
 
+    def column(self, batch: pa.RecordBatch) -> pa.LargeBinaryArray:
+        return object_column(batch, batch.schema.names, self.time)
+
     def largest(self, batch: pa.RecordBatch) -> int:
         return largest(batch)
 
@@ -92,7 +111,11 @@ class RawValues(Values):
         """Takes every row."""
 
     def encode(self, batch: pa.RecordBatch) -> list[bytes | None]:
-        return raw(batch.column(VALUE))
+        found: list[bytes | None] = self.column(batch).to_pylist()
+        return found
+
+    def column(self, batch: pa.RecordBatch) -> pa.LargeBinaryArray:
+        return raw_column(batch.column(VALUE))
 
     def largest(self, batch: pa.RecordBatch) -> int:
         return largest(batch)
@@ -127,9 +150,9 @@ class Encoding:
             return Records(self._keys(batch), self._values(batch))
         check_null_keys(self.where, self.key, batch)
         rows, deleted = batch.drop_columns([OP]), pc.equal(batch.column(OP), DELETE)
-        kept = iter(self._values(rows.filter(pc.invert(deleted))))  # what a delete has beside its key may have no form
-        values = [None if each else next(kept) for each in deleted.to_pylist()]
-        return Records(self._keys(rows), values)
+        kept = self._values(rows.filter(pc.invert(deleted)))  # what a delete has beside its key may have no form
+        gone = deleted.to_numpy(zero_copy_only=False)
+        return Records(self._keys(rows), kept.take(pa.array(np.cumsum(~gone) - 1, mask=gone)))
 
     def accept(self, batch: pa.RecordBatch) -> None:
         """Refuse rows that the topic can never take. Raises ConfigError."""
@@ -141,24 +164,27 @@ class Encoding:
         self.values.accept(self.where, batch)
         if self.values.largest(batch) + RECORD_OVERHEAD < self.record_max:
             return
-        records = Records(self._keys(batch), self.values.encode(batch))
-        sizes = [len(value or b"") for value in records.values]
-        if records.keys is not None:
-            sizes = [size + len(key or b"") for size, key in zip(sizes, records.keys, strict=True)]
-        if sizes and max(sizes) + RECORD_OVERHEAD > self.record_max:
+        sizes = _sizes(self.values.column(batch))
+        if (keys := self._keys(batch)) is not None:
+            sizes = pc.add(sizes, _sizes(keys))
+        if (size := pc.max(sizes).as_py() or 0) + RECORD_OVERHEAD > self.record_max:
             raise ConfigError(
-                f"{self.where}: a row takes {max(sizes):,} bytes as a record, the limit is {self.record_max:,}",
+                f"{self.where}: a row takes {size:,} bytes as a record, the limit is {self.record_max:,}",
                 not_done="the rows were not written",
                 next_step='give options={"message.max.bytes": N}, with at least as much in max.message.bytes of the '
                 "topic, or make the rows smaller",
             )
 
-    def _values(self, batch: pa.RecordBatch) -> list[bytes | None]:
-        values = self.values.encode(batch)
+    def _values(self, batch: pa.RecordBatch) -> pa.LargeBinaryArray:
+        values = self.values.column(batch)
         if self.header is None:
             return values
-        header = self.header()
-        return [None if value is None else header + value for value in values]
+        header, nothing = pa.scalar(self.header(), values.type), pa.scalar(b"", values.type)
+        return pc.binary_join_element_wise(header, values, nothing)
 
-    def _keys(self, batch: pa.RecordBatch) -> list[bytes | None] | None:
-        return keys_of(batch, self.key) if self.key else None
+    def _keys(self, batch: pa.RecordBatch) -> pa.LargeBinaryArray | None:
+        return key_column(batch, self.key) if self.key else None
+
+
+def _sizes(values: pa.LargeBinaryArray) -> pa.Int64Array:
+    return pc.fill_null(pc.binary_length(values), 0)

@@ -1,12 +1,13 @@
 """A Kafka topic as a target that is written as rows come, at least once.
 
-A write returns when the brokers have confirmed all of its records. If they do not answer, the records stay with the
-producer, and the retry of the same write goes on waiting for them. If a record is refused, a new producer sends all
-records of the write again, in order.
+A write is confirmed when the brokers have confirmed all of its records. If they do not answer, the records stay with
+the producer, and a retry goes on waiting for them. If a record is refused, a new producer sends all records of the
+writes that are not confirmed again, in order.
 
 Invariants
-    - A write that returned has put every row into the topic.
-    - No record of a write is sent before the write before it is complete, so a key's records are in the stream's order.
+    - A write that is confirmed has put every row into the topic, and so have those before it.
+    - Records are sent in the order of the writes, by one producer at a time, so a key's records are in the stream's
+      order until one is refused; all that follow it are then sent again.
     - Nothing of a former producer is on the way when its successor sends.
 
 Pure: no clock, thread or I/O of its own; plain.py has the connections.
@@ -15,14 +16,19 @@ Source: docs/decisions/0093-repeating-sinks.md.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import pyarrow as pa
 
 from holdfast.errors import HoldfastError
-from holdfast.sinks.contract.immediate import ImmediateTarget, Origin
+from holdfast.sinks.contract.immediate import AheadTarget, Origin
 from holdfast.sinks.kafka.target import Records
+
+WAIT_S = 1.0
+"""How long a write waits at a time."""
 
 
 class GaveUp(Exception):
@@ -39,23 +45,40 @@ class RepeatingProducer(Protocol):
     def find_topic(self) -> None:
         """Wait for a broker that knows the topic. Raises HoldfastError."""
 
-    def begin(self, records: Sequence[Records]) -> None:
-        """Take the records of a write; the one before is complete."""
+    @property
+    def ahead_max(self) -> int:
+        """How many writes may be under way."""
 
-    def complete(self) -> None:
-        """Send what is left, and wait until the brokers have confirmed every record.
+    def begin(self, records: Sequence[Records]) -> None:
+        """Take the records of a write, which follow those of the writes before."""
+
+    def advance(self, wait_s: float) -> int:
+        """Send what is left; return how many writes have become complete, the first ones: the brokers have each record.
+
+        Args:
+            wait_s: How long to wait for the first one of them.
 
         Raises:
-            Unavailable: they did not, within some time; to be called again.
+            Unavailable: nothing was confirmed within some time; to be called again.
             GaveUp: a record failed, or the producer did.
         """
+
+    def ring(self) -> None:
+        """Let a call of `advance` return soon. Any thread may call it."""
 
     def close(self) -> None:
         """Drop records that are not sent yet, and wait a little for those on the way."""
 
 
-class RepeatingTarget(ImmediateTarget):
-    """One worker's way into a topic. See immediate.ImmediateTarget.
+@dataclass
+class _Write:
+    batches: Sequence[pa.RecordBatch]
+    sent: bool = False
+    """The producer has its records."""
+
+
+class RepeatingTarget(AheadTarget):
+    """One worker's way into a topic. See immediate.AheadTarget.
 
     Args:
         producer: Opens a producer.
@@ -65,8 +88,8 @@ class RepeatingTarget(ImmediateTarget):
     def __init__(self, producer: Callable[[], RepeatingProducer], records: Callable[[pa.RecordBatch], Records]) -> None:
         self._open, self._records = producer, records
         self._producer: RepeatingProducer | None = None
-        self._begun: Sequence[pa.RecordBatch] | None = None
-        """The rows of the write that is not complete, which the producer has."""
+        self._writes = deque[_Write]()
+        """Those that are not confirmed, in order."""
 
     def fence(self, starts: Mapping[Origin, int]) -> None:
         """Connect. No producer without transactions can be fenced."""
@@ -74,27 +97,55 @@ class RepeatingTarget(ImmediateTarget):
 
     def write(self, origin: Origin, offset: int, batches: Sequence[pa.RecordBatch]) -> int:
         """After Unavailable, the next call has the same rows."""
-        producer = self._ready()
-        if self._begun is None:
-            producer.begin([self._records(batch) for batch in _together(batches)])
-            self._begun = list(batches)
-        assert _same(self._begun, batches), "another write was begun before"
-        try:
-            producer.complete()
-        except GaveUp as end:
-            self.close()
-            raise end.error from end
-        self._begun = None
+        if not self._writes:
+            self.begin(batches)
+        assert len(self._writes) == 1 and _same(self._writes[0].batches, batches), "another write was begun before"
+        while self._writes:
+            self.advance(WAIT_S)
         return 0
+
+    @property
+    def room(self) -> int:
+        producer = self._producer
+        return (1 if producer is None else producer.ahead_max) - len(self._writes)
+
+    def begin(self, batches: Sequence[pa.RecordBatch]) -> None:
+        self._writes.append(_Write(list(batches)))
+
+    def advance(self, wait_s: float) -> int:
+        producer = self._ready()
+        for each in self._writes:
+            if not each.sent:
+                producer.begin([self._records(batch) for batch in _together(each.batches)])
+                each.sent = True
+        try:
+            done = producer.advance(wait_s)
+        except GaveUp as end:
+            self._drop()
+            raise end.error from end
+        for _ in range(done):
+            self._writes.popleft()
+        return done
+
+    def ring(self) -> None:
+        if (producer := self._producer) is not None:
+            producer.ring()
 
     def forget(self, committed: Mapping[Origin, int]) -> bool:
         """There are no tombstones of Holdfast's own."""
         return False
 
     def close(self) -> None:
-        if self._producer is not None:
-            producer, self._producer, self._begun = self._producer, None, None
+        self._drop()
+        self._writes.clear()
+
+    def _drop(self) -> None:
+        """Give the producer up; the next one gets all that is not confirmed."""
+        if (producer := self._producer) is not None:
+            self._producer = None
             producer.close()
+        for each in self._writes:
+            each.sent = False
 
     def _ready(self) -> RepeatingProducer:
         if self._producer is None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from holdfast.model import Writer
-from holdfast.sinks.contract.immediate import IMMEDIATE, ImmediateTarget, Owner, Written
+from holdfast.sinks.contract.immediate import IMMEDIATE, AheadTarget, ImmediateTarget, Owner, Written
 from holdfast.sinks.contract.owners import Claim
 from holdfast.sinks.contract.sink import ImmediateSink
 from holdfast.sinks.kafka.repeating import RepeatingTarget
@@ -71,6 +71,9 @@ class RepeatingKafka(ImmediateSink):
         return self.topic.open(job_uuid, writer, claim)
 
     def open_immediate(self, owner: Owner) -> ImmediateTarget:
+        return self.open_ahead(owner)
+
+    def open_ahead(self, owner: Owner) -> AheadTarget:
         check_client()
         from holdfast.sinks.kafka.plain import PlainProducer
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import pyarrow as pa
 
@@ -45,7 +45,8 @@ from holdfast.sinks.contract.target import (
 )
 from holdfast.sinks.kafka.progress import Progress, owner_record, tag_record, topic_record
 
-Values = Sequence[bytes | None]
+Values: TypeAlias = Sequence[bytes | None] | pa.Array
+"""Bytes, one by one or as a binary array of Arrow."""
 TOPIC_REPLACED = "the topic was deleted and created again"
 Epoch = tuple[Tag, Sequence[pa.RecordBatch]]
 
@@ -63,6 +64,11 @@ class Records:
     keys: Values | None
     values: Values
     partition: int | None = None
+
+
+def listed(values: Values) -> Sequence[bytes | None]:
+    """Return values one by one."""
+    return values.to_pylist() if isinstance(values, pa.Array) else values
 
 
 Mark = tuple[bytes, bytes]

@@ -28,7 +28,7 @@ from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.channels import MemoryNetwork
 from holdfast.runtime.worker.local.opened import MemoryState
 from holdfast.runtime.worker.loop import Limits, WorkerLoop
-from holdfast.sinks.contract.immediate import ImmediateTarget, Owner
+from holdfast.sinks.contract.immediate import AheadTarget, Owner
 from holdfast.sinks.contract.owners import Claim
 from holdfast.sinks.kafka.encoding import JsonValues
 from holdfast.sinks.kafka.repeating import RepeatingTarget
@@ -98,18 +98,26 @@ class Dropping:
 
     records: int = 0
 
+    ahead_max: int = 1
+    begun: int = 0
+
     def find_topic(self) -> None: ...
-    def complete(self) -> None: ...
     def close(self) -> None: ...
+    def ring(self) -> None: ...
     def begin(self, records: Sequence[Records]) -> None:
         self.records += sum(len(each.values) for each in records)
+        self.begun += 1
+
+    def advance(self, wait_s: float) -> int:
+        done, self.begun = self.begun, 0
+        return done
 
 
 @dataclass(frozen=True)
 class Dropped(RepeatingKafka):
     producer: Dropping = field(default_factory=Dropping)
 
-    def open_immediate(self, owner: Owner) -> ImmediateTarget:
+    def open_ahead(self, owner: Owner) -> AheadTarget:
         return RepeatingTarget(lambda: self.producer, self.topic.records())
 
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from kafka_server import KafkaServer
 from kafka_topics import KafkaTopic
+from kafka_ways import BY_BATCH, ONE_BY_ONE, take
 
 from holdfast.model import Generation, Timeline
 from holdfast.sinks.contract.immediate import ANYWHERE, ImmediateTarget, Owner
@@ -65,8 +66,16 @@ class KafkaWorld:
         return self.topic.records_alone()
 
 
-@pytest.fixture(params=["memory", pytest.param("kafka", marks=pytest.mark.kafka)])
-def kind(request: pytest.FixtureRequest) -> str:
+@pytest.fixture(
+    params=[
+        "memory",
+        pytest.param("kafka", marks=pytest.mark.kafka),
+        pytest.param("kafka one by one", marks=pytest.mark.kafka),
+    ]
+)
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param != "memory":
+        take(BY_BATCH if request.param == "kafka" else ONE_BY_ONE, monkeypatch)
     return str(request.param)
 
 

@@ -21,6 +21,7 @@ from http_receiver import HttpReceiver
 from iceberg_tables import FolderCatalog
 from kafka_server import KafkaServer
 from kafka_topics import KafkaTopic
+from kafka_ways import BY_BATCH, ONE_BY_ONE, take
 from logged import rows_in
 from redis_server import RedisServer
 from sql_places import SqlPlace, delivery_of, place_of
@@ -269,10 +270,12 @@ class LakehouseWorld:
 
 
 KAFKA = pytest.param("kafka", marks=pytest.mark.kafka)
+KAFKA_BY_RECORD = pytest.param("kafka one by one", marks=pytest.mark.kafka)
+"""Records are given to the client library one by one."""
 REDIS = pytest.param("redis", marks=pytest.mark.redis)
 TABLES_WITH_KEY = ("sqlite", "sqlite idempotent", "other", "other idempotent", "postgres")
 KINDS_WITH_IMAGES = ("memory", *TABLES_WITH_KEY)
-KINDS_WITH_KEY = (*KINDS_WITH_IMAGES, "log", "delta", "iceberg", REDIS, KAFKA)
+KINDS_WITH_KEY = (*KINDS_WITH_IMAGES, "log", "delta", "iceberg", REDIS, KAFKA, KAFKA_BY_RECORD)
 KINDS_WITH_NUMBERS = ("memory", "sqlite", "other", "postgres")
 KINDS_WITHOUT_KEY = (*KINDS_WITH_NUMBERS, "log", "files", "http", "delta", "iceberg", KAFKA)
 
@@ -294,7 +297,8 @@ def make(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[[s
             made = FolderTable if kind == "delta" else FolderCatalog
             key = KEY if keyed else None
             return LakehouseWorld(made(tmp_path, key), key)
-        if kind == "kafka":
+        if kind.startswith("kafka"):
+            take(BY_BATCH if kind == "kafka" else ONE_BY_ONE, request.getfixturevalue("monkeypatch"))
             worlds.append(KafkaWorld(request.getfixturevalue("kafka"), KEY if keyed else None))
         elif kind == "redis":
             worlds.append(RedisWorld(request.getfixturevalue("redis")))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,21 @@ from played_jobs import RandomJob
 import holdfast as hf
 from holdfast.checkpoint.manifest import Confirmed, Manifest
 from holdfast.errors import ConfigError
-from holdfast.model import Epoch, Generation, JobUuid, Subtask, Tag, Timeline, Writer
+from holdfast.model import Epoch, Generation, JobUuid, SnapshotHandle, Subtask, Tag, Timeline, Writer
 from holdfast.runtime.execution.checks import microbatch, written_immediately
 from holdfast.runtime.execution.checks.ordered import refuse
 from holdfast.runtime.plan.compiler import render
 from holdfast.runtime.plan.immediate import is_immediate, not_to_grow
 from holdfast.runtime.plan.model import Plan
 from holdfast.runtime.rows.schema import schema_of
-from holdfast.runtime.testing.cluster import Cluster
+from holdfast.runtime.testing.cluster import Cluster, MemberPorts
+from holdfast.runtime.testing.lanes import VirtualClock
+from holdfast.runtime.wire import messages as m
+from holdfast.runtime.wire.channels import MemoryNetwork
 from holdfast.runtime.worker import immediate
-from holdfast.sinks.contract.immediate import ImmediateTarget, Origin, Owner
+from holdfast.runtime.worker.immediate import ImmediateWrites
+from holdfast.runtime.worker.local.opened import MemoryState
+from holdfast.sinks.contract.immediate import AheadTarget, ImmediateTarget, Origin, Owner
 from holdfast.sinks.memory.repeating import RepeatingTable
 from holdfast.storage.log.log import create_log
 from holdfast.storage.objects import LocalObjects, MemoryObjects
@@ -40,14 +46,22 @@ class Said:
 
 
 class Hostile(RepeatingTable):
-    """A table that loses requests and replies."""
+    """A table that loses requests and replies.
 
-    def __init__(self, rng: random.Random) -> None:
+    Args:
+        ahead: It takes writes before others are confirmed.
+    """
+
+    def __init__(self, rng: random.Random, ahead: bool) -> None:
         super().__init__(None)
-        self.random = rng
+        self.random, self.ahead = rng, ahead
+        self.most_under_way = 0
 
     def open_immediate(self, owner: Owner) -> ImmediateTarget:
         return HostileTarget(self, super().open_immediate(owner))
+
+    def open_ahead(self, owner: Owner) -> AheadTarget | None:
+        return HostileAhead(self) if self.ahead else None
 
 
 class HostileTarget:
@@ -64,6 +78,55 @@ class HostileTarget:
     def _lose(self, what: str) -> None:
         if self._table.random.random() < 0.2:
             raise hf.Unavailable(f"the {what} was lost", next_step="try again")
+
+
+class HostileAhead(AheadTarget):
+    """Puts rows of the writes that are under way into the table as it likes, but in order; confirms some, or fails.
+
+    After a failure it puts all that is not confirmed again.
+    """
+
+    def __init__(self, table: Hostile) -> None:
+        self._table, self._writes, self._put = table, deque[Sequence[pa.RecordBatch]](), 0
+        """How many of the first writes are in the table."""
+
+    def fence(self, starts: Mapping[Origin, int]) -> None:
+        """Nothing can be fenced."""
+
+    def write(self, origin: Origin, offset: int, batches: Sequence[pa.RecordBatch]) -> int:
+        raise AssertionError("writes are taken ahead")
+
+    def forget(self, committed: Mapping[Origin, int]) -> bool:
+        return False
+
+    @property
+    def room(self) -> int:
+        return 3 - len(self._writes)
+
+    def begin(self, batches: Sequence[pa.RecordBatch]) -> None:
+        assert self.room
+        self._writes.append(list(batches))
+        self._table.most_under_way = max(self._table.most_under_way, len(self._writes))
+
+    def advance(self, wait_s: float) -> int:
+        rng = self._table.random
+        while self._put < len(self._writes) and rng.random() >= 0.3:
+            self._table.put(self._writes[self._put])
+            self._put += 1
+        if rng.random() < 0.2:
+            self._put = 0
+            raise hf.Unavailable("a record was refused", next_step="try again")
+        done = min(self._put, int(rng.random() * 4))
+        for _ in range(done):
+            self._writes.popleft()
+        self._put -= done
+        return done
+
+    def ring(self) -> None:
+        """Nothing waits."""
+
+    def close(self) -> None:
+        self._writes.clear()
 
 
 def topic(**given: Any) -> Any:
@@ -85,11 +148,11 @@ class Job(RandomJob):
 
     steps_max = 40
 
-    def __init__(self, folder: Path, seed: int) -> None:
+    def __init__(self, folder: Path, seed: int, ahead: bool = False) -> None:
         self.random, self.said = random.Random(seed), list[Said]()
         self.create_input(folder, schema_of(Said), PARTITIONS)
         plan = app_of(folder).plan()
-        self.tables = {spec.name: Hostile(self.random) for spec in plan.sinks}
+        self.tables = {spec.name: Hostile(self.random, ahead) for spec in plan.sinks}
         sinks = tuple(replace(spec, sink=self.tables[spec.name]) for spec in plan.sinks)
         for spec in sinks:
             spec.sink.prepare(spec.schema, spec.upsert_key)
@@ -130,9 +193,13 @@ def goes_back_but_skips_nothing(found: list[int], given: list[int]) -> bool:
 
 
 class TestAnyFailure:
+    @pytest.mark.parametrize("ahead", [False, True], ids=["one at a time", "ahead"])
     @pytest.mark.parametrize("seed", range(6))
-    def test_no_row_is_lost_and_each_key_ends_with_its_last(self, tmp_path: Path, seed: int) -> None:
-        job = Job(tmp_path, seed)
+    def test_no_row_is_lost_and_each_key_ends_with_its_last(
+        self, tmp_path: Path, seed: int, ahead: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(immediate, "AHEAD_ROWS_MIN", 1)
+        job = Job(tmp_path, seed, ahead)
         for _ in range(12):
             job.say(job.random.randrange(1, 20))
             match job.random.randrange(6):
@@ -151,6 +218,7 @@ class TestAnyFailure:
         for word, given in expected.items():
             assert goes_back_but_skips_nothing(copied[word], given)
             assert goes_back_but_skips_nothing(counted[word], list(range(1, len(given) + 1)))
+        assert not ahead or max(table.most_under_way for table in job.tables.values()) > 1
 
     def test_without_a_failure_every_row_comes_once(self, tmp_path: Path) -> None:
         job = Job(tmp_path, 0)
@@ -196,6 +264,145 @@ class TestAnyFailure:
         workers = job.cluster.driver.state.workers.values()
         assert sum(hosted.heartbeat.progress.records_in for hosted in workers) <= 2 * 10
         assert "delivery" in {held for hosted in workers for held in hosted.heartbeat.progress.held_by}
+
+
+class TestAhead:
+    """One worker's writes, as their target is asked for them."""
+
+    def test_rows_wait_for_a_confirmation_unless_they_are_many(self, tmp_path: Path) -> None:
+        writes = Writes(tmp_path)
+        writes.say(10)
+        writes.say(20)
+        assert writes.said == ["begin 10"]
+        writes.say(immediate.AHEAD_ROWS_MIN - 20)
+        assert writes.said == ["begin 10", "ring"], "the lane waits, and is to take them"
+        writes.step(0)
+        assert writes.said[2:] == [f"begin {immediate.AHEAD_ROWS_MIN}"]
+        writes.step(1)
+        writes.say(5)
+        writes.step(0)
+        assert writes.said[3:] == [], "few rows wait, with one write under way"
+        writes.step(1)
+        assert writes.said[3:] == ["begin 5"]
+
+    def test_no_confirmation_is_awaited_while_another_can_begin(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(immediate, "WRITE_ROWS_MAX", 1)
+        writes = Writes(tmp_path)
+        for _ in range(6):
+            writes.say(immediate.AHEAD_ROWS_MIN)
+        for _ in range(4):
+            writes.step(0)
+        assert [wait_s == 0.0 for wait_s in writes.waits] == [False, True, False, False]
+
+    def test_no_more_are_begun_than_there_is_room_for(self, tmp_path: Path) -> None:
+        writes = Writes(tmp_path)
+        for _ in range(5):
+            writes.say(immediate.AHEAD_ROWS_MIN)
+            writes.step(0)
+        assert writes.said.count(f"begin {immediate.AHEAD_ROWS_MIN}") == 3
+
+    def test_an_epoch_is_written_when_all_writes_before_it_are_confirmed(self, tmp_path: Path) -> None:
+        writes, written = Writes(tmp_path), list[str]()
+        writes.say(10)
+        writes.writes.when_in(lambda: written.append("first"))
+        writes.say(immediate.AHEAD_ROWS_MIN)
+        writes.step(0)
+        writes.writes.when_in(lambda: written.append("second"))
+        assert written == []
+        writes.step(1)
+        assert written == ["first"]
+        writes.step(1)
+        assert written == ["first", "second"]
+
+    def test_an_error_is_reported_until_something_is_confirmed(self, tmp_path: Path) -> None:
+        writes = Writes(tmp_path)
+        writes.say(10)
+        writes.step(hf.Unavailable("the brokers are away", next_step="nothing"))
+        assert list(writes.writes.errors()) == ["copy"]
+        [retry] = writes.timers
+        retry()
+        writes.step(1)
+        assert writes.writes.errors() == {} and writes.said == ["begin 10"]
+
+    def test_a_new_generation_ends_a_wait(self, tmp_path: Path) -> None:
+        writes = Writes(tmp_path)
+        writes.say(10)
+        writes.deploy(2)
+        assert writes.said == ["begin 10", "ring"]
+
+
+class Writes:
+    """The writes of one worker; what its target says of them is given by hand."""
+
+    def __init__(self, folder: Path) -> None:
+        create_log(LocalObjects(folder / "input"), schema_of(Said), PARTITIONS)
+        app = hf.App("words", root=str(folder / "root"))
+        app.source("said", hf.Log(folder / "input", Said)).sink("copy", topic())
+        plan = app.plan()
+        [spec] = plan.sinks
+        self.said, self.next, self.waits = list[str](), list[int | Exception](), list[float]()
+        self.timers = list[Callable[[], object]]()
+        self.ports = MemberPorts(VirtualClock(), MemoryObjects(), MemoryNetwork(), MemoryState(), lambda _: None)
+        plan = replace(plan, sinks=(replace(spec, sink=Given(self)),))
+        self.writes = ImmediateWrites(plan, self.ports, lambda _, then: self.timers.append(then), self.fail)
+        self.deploy(1)
+        self.lanes()
+
+    def deploy(self, generation: int) -> None:
+        handle = SnapshotHandle(Subtask(0), (0, 128), (), Epoch(0), ())
+        number = Generation(generation)
+        given = JobUuid("j"), number, Timeline(1), Epoch(1), Epoch(0), m.Active(Subtask(0)), (), handle, (), (), ()
+        self.writes.deploy(m.Deploy(*given))
+
+    def say(self, count: int) -> None:
+        self.writes.collect("copy", pa.RecordBatch.from_pylist([{"word": "a", "n": 0}] * count, schema_of(Said)))
+
+    def step(self, answer: int | Exception) -> None:
+        """Let the lane's wait end with an answer."""
+        self.next.append(answer)
+        self.lanes()
+        assert not self.next
+
+    def lanes(self) -> None:
+        for lane in self.ports.lanes.waiting():
+            lane.step()
+
+    def fail(self, error: BaseException) -> None:
+        raise error
+
+
+class Given(RepeatingTable):
+    """A table whose target does as a test says."""
+
+    def __init__(self, writes: Writes) -> None:
+        super().__init__(None)
+        self._given = writes
+
+    def open_ahead(self, owner: Owner) -> AheadTarget:
+        return GivenTarget(self._given)
+
+
+class GivenTarget(HostileAhead):
+    def __init__(self, given: Writes) -> None:
+        self._given, self._writes = given, deque[Sequence[pa.RecordBatch]]()
+
+    def begin(self, batches: Sequence[pa.RecordBatch]) -> None:
+        self._writes.append(batches)
+        self._given.said.append(f"begin {sum(each.num_rows for each in batches)}")
+
+    def advance(self, wait_s: float) -> int:
+        self._given.waits.append(wait_s)
+        answer = self._given.next.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        for _ in range(answer):
+            self._writes.popleft()
+        return answer
+
+    def ring(self) -> None:
+        self._given.said.append("ring")
 
 
 class TestPlan:

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka.admin import AclBindingFilter, AclOperation, AclPermissionType, ResourcePatternType, ResourceType
 from kafka_server import ANSWER_WITHIN_S, PASSWORD, USER, KafkaServer
+from kafka_ways import WAYS, take
 
 import holdfast as hf
 from holdfast.errors import ConfigError, NotAdmitted, Unavailable
@@ -22,7 +23,7 @@ from holdfast.sinks.contract.immediate import ANYWHERE, ImmediateTarget, Owner
 from holdfast.sinks.kafka.progress import progress_topic
 from holdfast.sinks.kafka.repeating import GaveUp, RepeatingTarget
 from holdfast.sinks.kafka.repeating_sink import RepeatingKafka
-from holdfast.sinks.kafka.target import Records
+from holdfast.sinks.kafka.target import Records, listed
 
 SCHEMA = pa.schema([pa.field("name", pa.string()), pa.field("n", pa.int64())])
 OWNER = Owner("6f9b0f6e-0000-4000-8000-000000000001", "out", Generation(1), Timeline(1), "any")
@@ -41,19 +42,27 @@ def as_records(rows: pa.RecordBatch) -> Records:
 class Producer:
     """A producer that ends each wait as it is told; it says what it was asked for."""
 
-    def __init__(self, number: int, said: list[str], ends: list[Exception | None]) -> None:
+    ahead_max = 3
+
+    def __init__(self, number: int, said: list[str], ends: list[Exception | int]) -> None:
         self._number, self._said, self._ends = number, said, ends
 
     def find_topic(self) -> None:
         self._said.append(f"{self._number} connects")
 
     def begin(self, records: Sequence[Records]) -> None:
-        self._said.append(f"{self._number} takes {b' '.join(v or b'' for r in records for v in r.values).decode()}")
+        texts = [b"" if value is None else value for each in records for value in listed(each.values)]
+        self._said.append(f"{self._number} takes {b' '.join(texts).decode()}")
 
-    def complete(self) -> None:
+    def advance(self, wait_s: float) -> int:
         self._said.append(f"{self._number} waits")
-        if (end := self._ends.pop(0)) is not None:
+        end = self._ends.pop(0)
+        if isinstance(end, Exception):
             raise end
+        return end
+
+    def ring(self) -> None:
+        self._said.append(f"{self._number} is rung")
 
     def close(self) -> None:
         self._said.append(f"{self._number} closes")
@@ -62,12 +71,12 @@ class Producer:
 class TestTarget:
     """What a target asks of its producers."""
 
-    def played(self, *ends: Exception | None) -> tuple[RepeatingTarget, list[str]]:
+    def played(self, *ends: Exception | int) -> tuple[RepeatingTarget, list[str]]:
         said, left, made = list[str](), list(ends), iter(range(1, 9))
         return RepeatingTarget(lambda: Producer(next(made), said, left), as_records), said
 
     def test_goes_on_waiting_for_records_that_are_not_confirmed(self) -> None:
-        target, said = self.played(AWAY, AWAY, None, None)
+        target, said = self.played(AWAY, AWAY, 1, 1)
         rows = [batch(("a", 1)), batch(("a", 2))]
         for _ in range(2):
             with pytest.raises(Unavailable):
@@ -84,14 +93,14 @@ class TestTarget:
             return as_records(rows)
 
         said = list[str]()
-        target = RepeatingTarget(lambda: Producer(1, said, [None, None]), noted)
+        target = RepeatingTarget(lambda: Producer(1, said, [1, 1]), noted)
         target.write(ANYWHERE, 0, [batch(("a", 1), ("b", 2)), batch(("a", 3)), batch(("c", 4))])
         target.write(ANYWHERE, 0, [batch(("a", 5))])
         assert asked == [[1, 2, 3, 4], [5]]
         assert said == ["1 connects", "1 takes 1 2 3 4", "1 waits", "1 takes 5", "1 waits"]
 
     def test_sends_the_whole_write_by_a_new_producer_if_a_record_is_refused(self) -> None:
-        target, said = self.played(GaveUp(AWAY), None)
+        target, said = self.played(GaveUp(AWAY), 1)
         rows = [batch(("a", 1), ("a", 2))]
         with pytest.raises(Unavailable):
             target.write(ANYWHERE, 0, rows)
@@ -102,11 +111,49 @@ class TestTarget:
         ]
 
     def test_refuses_another_write_before_the_first_is_complete(self) -> None:
-        target, _ = self.played(AWAY, None)
+        target, _ = self.played(AWAY, 1)
         with pytest.raises(Unavailable):
             target.write(ANYWHERE, 0, [batch(("a", 1))])
         with pytest.raises(AssertionError, match="another write"):
             target.write(ANYWHERE, 0, [batch(("a", 2))])
+
+    def test_begins_writes_before_others_are_confirmed(self) -> None:
+        target, said = self.played(0, 2, 1)
+        target.fence({})
+        assert target.room == 3
+        target.begin([batch(("a", 1))])
+        target.begin([batch(("a", 2))])
+        assert target.room == 1 and target.advance(0.1) == 0
+        target.begin([batch(("a", 3))])
+        assert target.room == 0 and target.advance(0.1) == 2 and target.room == 2 and target.advance(0.1) == 1
+        assert said == [
+            *("1 connects", "1 takes 1", "1 takes 2", "1 waits", "1 takes 3", "1 waits", "1 waits"),
+        ]
+
+    def test_sends_all_that_is_not_confirmed_again_in_order_if_a_record_is_refused(self) -> None:
+        target, said = self.played(1, GaveUp(AWAY), 2)
+        target.fence({})
+        for n in range(3):
+            target.begin([batch(("a", n))])
+        assert target.advance(0.1) == 1
+        with pytest.raises(Unavailable):
+            target.advance(0.1)
+        assert target.advance(0.1) == 2 and target.room == 3
+        assert said[5:] == ["1 waits", "1 closes", "2 connects", "2 takes 1", "2 takes 2", "2 waits"]
+
+    def test_asks_for_the_form_of_rows_again_if_it_was_not_known(self) -> None:
+        said, faults = list[str](), [AWAY]
+
+        def asked(rows: pa.RecordBatch) -> Records:
+            if faults:
+                raise faults.pop()
+            return as_records(rows)
+
+        target = RepeatingTarget(lambda: Producer(1, said, [1]), asked)
+        target.begin([batch(("a", 1))])
+        with pytest.raises(Unavailable):
+            target.advance(0.1)
+        assert target.advance(0.1) == 1 and said == ["1 connects", "1 takes 1", "1 waits"]
 
 
 class TestConnector:
@@ -149,8 +196,15 @@ def sink_of(servers: str, name: str, **options: Any) -> RepeatingKafka:
     return made
 
 
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How records are given to the client library."""
+    take(request.param, monkeypatch)
+    return str(request.param)
+
+
 @pytest.fixture
-def target(kafka: KafkaServer, name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[ImmediateTarget]:
+def target(kafka: KafkaServer, name: str, way: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[ImmediateTarget]:
     monkeypatch.setattr("holdfast.sinks.kafka.plain.WAIT_S", 1.0)
     sink = sink_of(kafka.servers, name)
     sink.prepare(SCHEMA, None)
@@ -238,7 +292,7 @@ class TestOutage:
 @pytest.mark.kafka
 class TestRights:
     @pytest.fixture
-    def guarded(self, kafka: KafkaServer, name: str, monkeypatch: pytest.MonkeyPatch) -> RepeatingKafka:
+    def guarded(self, kafka: KafkaServer, name: str, way: str, monkeypatch: pytest.MonkeyPatch) -> RepeatingKafka:
         monkeypatch.setenv("KAFKA_PASSWORD", PASSWORD)
         login = {
             "security.protocol": "SASL_PLAINTEXT",

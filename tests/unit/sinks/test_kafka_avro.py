@@ -21,6 +21,7 @@ from holdfast.sinks.kafka.avro import AvroRows
 from holdfast.sinks.kafka.avro_schema import derived
 from holdfast.sinks.kafka.encoding import Encoding
 from holdfast.sinks.kafka.enrolled import Enrolled, Header
+from holdfast.sinks.kafka.target import listed
 from holdfast.storage.kafka import registry
 from holdfast.storage.kafka.registry import RegistryPlace
 
@@ -57,15 +58,15 @@ def read(value: bytes | None) -> Any:
 class TestRecords:
     def test_of_deletes_have_no_value_though_their_columns_may_have_no_form(self) -> None:
         found = encoding().records(batch((PUT, "a", 1), (DELETE, "b", None), (PUT, "c", 3)))
-        assert found.keys == [b"a", b"b", b"c"]
-        assert list(map(read, found.values)) == [{"word": "a", "rows": 1}, None, {"word": "c", "rows": 3}]
+        assert listed(found.keys or ()) == [b"a", b"b", b"c"]
+        assert list(map(read, listed(found.values))) == [{"word": "a", "rows": 1}, None, {"word": "c", "rows": 3}]
 
     def test_begin_with_the_id_of_their_schema_which_is_asked_for_once(self, server: RegistryServer) -> None:
         server.add("other", '"int"')
         number = server.add("t-value", AVSC)
         found = encoding(server)
         for _ in range(2):
-            [put, delete] = found.records(batch((PUT, "a", 1), (DELETE, "b", None))).values
+            [put, delete] = listed(found.records(batch((PUT, "a", 1), (DELETE, "b", None))).values)
             assert put is not None and put[:5] == b"\0" + number.to_bytes(4, "big") and delete is None
             assert read(put[5:]) == {"word": "a", "rows": 1}
         assert server.asked == ["POST /subjects/t-value"]

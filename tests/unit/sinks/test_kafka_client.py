@@ -41,6 +41,9 @@ class Library:
     def purge(self) -> None:
         pass
 
+    def close(self) -> None:
+        pass
+
 
 @pytest.fixture
 def producer() -> Any:
