@@ -49,6 +49,7 @@ class PlainProducer(RepeatingProducer):
         self._standing, self._until = 0, 0.0
         """How many records the library had when that changed last, and until when it must change again."""
         self._rung = False
+        """Since the last call of `advance` that saw it: a ring before a wait ends it, too."""
         with raising(place):
             self._sender = sender_of(place, repeating_settings(place), self._reported, self._troubled)
 
@@ -71,7 +72,7 @@ class PlainProducer(RepeatingProducer):
 
     def advance(self, wait_s: float) -> int:
         """The writes that are under way become complete together: when the library has none of their records."""
-        self._rung, until = False, time.monotonic() + wait_s
+        until = time.monotonic() + wait_s
         while True:
             self._feed()
             left_s = max(0.0, until - time.monotonic())
@@ -87,6 +88,7 @@ class PlainProducer(RepeatingProducer):
                 self._progressed(has)
                 raise unconfirmed(self._place, WAIT_S)
             if self._rung or time.monotonic() >= until:
+                self._rung = False
                 return 0
 
     def complete(self) -> None:

@@ -33,7 +33,7 @@ from holdfast.sinks.kafka.plain import PlainProducer
 from holdfast.sinks.kafka.repeating import GaveUp
 from holdfast.sinks.kafka.target import ProducerFenced, Records
 from holdfast.storage.kafka import library
-from holdfast.storage.kafka.handles import takes_tokens
+from holdfast.storage.kafka.handles import REPORTS, takes_tokens
 from holdfast.storage.kafka.library import Message
 from holdfast.storage.kafka.place import place_of
 
@@ -254,6 +254,11 @@ class TestWrites:
         assert producer.advance(30.0) == 0 or path == "one by one"
         if path == "by batch":
             assert time.monotonic() - began < 0.9
+        producer.ring()
+        began = time.monotonic()
+        assert producer.advance(30.0) == 0 or path == "one by one"
+        if path == "by batch":
+            assert time.monotonic() - began < 0.5, "it was rung before the wait"
         cluster.delay(0)
         producer.complete()
         producer.ring()
@@ -331,6 +336,43 @@ class TestWrites:
             raise AssertionError("the child waits for threads that it does not have")
         producer.begin([numbered(0, 10)])
         producer.complete()
+
+
+class Events:
+    """The library as far as a report is read from it.
+
+    Args:
+        codes: The errors of its records.
+    """
+
+    def __init__(self, *codes: int) -> None:
+        self._messages = [Message(err=code) for code in codes]
+
+    def event_type(self, event: int) -> int:
+        return REPORTS
+
+    def event_message_count(self, event: int) -> int:
+        return len(self._messages)
+
+    def event_message_array(self, event: int, array: int, room: int) -> int:
+        given = (ctypes.c_int64 * room).from_address(array)
+        given[:] = [ctypes.addressof(each) for each in self._messages]
+        return room
+
+    def err2str(self, code: int) -> bytes:
+        return b"why"
+
+
+class TestReports:
+    def test_of_records_that_fail_together_give_the_cause(self) -> None:
+        """Of a batch with an invalid record, the others are reported as having been in a batch with it."""
+        other, cause = KafkaError._INVALID_DIFFERENT_RECORD, KafkaError.INVALID_RECORD
+        for codes in ((other, cause, other), (cause, other), (cause,)):
+            heard = list[KafkaError]()
+            producer = ByBatch.__new__(ByBatch)
+            producer._library, producer._on_fault = Events(*codes), heard.append  # type: ignore[assignment]
+            producer._take(1)
+            assert [each.code() for each in heard] == [cause]
 
 
 class TestTransactions:
