@@ -107,7 +107,7 @@ class RepeatingTarget(AheadTarget):
     @property
     def room(self) -> int:
         producer = self._producer
-        return (1 if producer is None else producer.ahead_max) - len(self._writes)
+        return max(0, (1 if producer is None else producer.ahead_max) - len(self._writes))
 
     def begin(self, batches: Sequence[pa.RecordBatch]) -> None:
         self._writes.append(_Write(list(batches)))

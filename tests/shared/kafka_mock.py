@@ -29,6 +29,8 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "mock_push_request_errors_array": (None, c_void_p, c_int16, c_size_t, c_void_p),
     "mock_clear_request_errors": (None, c_void_p, c_int16),
     "mock_broker_set_rtt": (c_int, c_void_p, c_int32, c_int),
+    "mock_broker_set_down": (c_int, c_void_p, c_int32),
+    "mock_broker_set_up": (c_int, c_void_p, c_int32),
     "test_fatal_error": (c_int, c_void_p, c_int, c_char_p),
 }
 
@@ -64,6 +66,10 @@ class MockKafka:
     def delay(self, seconds: float) -> None:
         """Answer each request so much later."""
         assert self._functions["mock_broker_set_rtt"](self._cluster, 1, int(seconds * 1_000)) == 0
+
+    def away(self, is_away: bool) -> None:
+        """Break every connection and refuse others, or serve again."""
+        assert self._functions["mock_broker_set_down" if is_away else "mock_broker_set_up"](self._cluster, 1) == 0
 
     def break_for_good(self, handle: int, code: int) -> None:
         """Let a client of the library fail fatally."""

@@ -8,7 +8,9 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import random
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from threading import Timer
@@ -24,13 +26,14 @@ from kafka_mock import PRODUCE, MockKafka, simulated
 from kafka_ways import WAYS, take
 
 from holdfast.errors import ConfigError, HoldfastError, NotAdmitted, Unavailable
+from holdfast.sinks.contract.immediate import ANYWHERE
 from holdfast.sinks.kafka import by_batch, messages, plain
 from holdfast.sinks.kafka.by_batch import ByBatch
 from holdfast.sinks.kafka.client import ConfluentProducer
 from holdfast.sinks.kafka.messages import Messages, messages_of
 from holdfast.sinks.kafka.one_by_one import OneByOne
 from holdfast.sinks.kafka.plain import PlainProducer
-from holdfast.sinks.kafka.repeating import GaveUp
+from holdfast.sinks.kafka.repeating import GaveUp, RepeatingTarget
 from holdfast.sinks.kafka.target import ProducerFenced, Records
 from holdfast.storage.kafka import library
 from holdfast.storage.kafka.handles import REPORTS, takes_tokens
@@ -336,6 +339,64 @@ class TestWrites:
             raise AssertionError("the child waits for threads that it does not have")
         producer.begin([numbered(0, 10)])
         producer.complete()
+
+
+class TestFaults:
+    """A target that writes ahead, while a broker refuses records, answers late, or is away."""
+
+    REFUSALS = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.INVALID_RECORD, KafkaError.RECORD_LIST_TOO_LARGE)
+    PASSING = (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.REQUEST_TIMED_OUT, KafkaError.NOT_ENOUGH_REPLICAS)
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_lose_no_row_and_each_key_ends_with_its_last(
+        self, seed: int, path: str, cluster: MockKafka, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(plain, "WAIT_S", 0.3)
+        monkeypatch.setattr(plain, "CLOSE_WAIT_S", 0.5)
+        rng, topic, confirmed, sent, failed, faults = random.Random(seed), cluster.topic(3), 0, 0, 0, 0
+        place = place_of(cluster.servers, topic, {"queue.buffering.max.messages": 500})
+
+        def rows(batch: pa.RecordBatch) -> Records:
+            numbers = batch.column(0).to_pylist()
+            return Records([b"k%d" % (n % 7) for n in numbers], [b"%d" % n for n in numbers])
+
+        with closing(RepeatingTarget(lambda: PlainProducer(place), rows)) as target:
+            target.fence({})
+            target.write(ANYWHERE, 0, [pa.record_batch([pa.array([], pa.int64())], names=["n"])])
+            under_way, until = deque[int](), time.monotonic() + 60
+            while confirmed < 6_000:
+                assert time.monotonic() < until
+                if sent < 6_000 and target.room:
+                    count = min(rng.choice((1, 10, 200, 900)), 6_000 - sent)
+                    target.begin([pa.record_batch([pa.array(range(sent, sent + count))], names=["n"])])
+                    under_way.append(count)
+                    sent += count
+                faults += 1
+                match rng.randrange(4) if faults < 10 else None:
+                    case 0:
+                        cluster.refuse(PRODUCE, 0, rng.choice(self.REFUSALS))
+                    case 1:
+                        cluster.refuse(PRODUCE, *rng.choices(self.PASSING, k=3))
+                    case 2:
+                        cluster.delay(rng.choice((0.0, 0.01, 0.05)))
+                    case 3:
+                        cluster.away(True)
+                        Timer(0.1, cluster.away, (False,)).start()
+                try:
+                    for _ in range(target.advance(rng.choice((0.0, 0.05, 0.5)))):
+                        confirmed += under_way.popleft()
+                except HoldfastError:
+                    failed += 1
+        time.sleep(0.2)
+        cluster.delay(0)
+        cluster.serve(PRODUCE)
+        of_key: dict[bytes, list[int]] = {}
+        for _, key, value in cluster.records(topic, 6_000):
+            of_key.setdefault(key or b"", []).append(int(value or b""))
+        for key, found in of_key.items():
+            given = range(int(key[1:]), 6_000, 7)
+            assert set(found) == set(given) and found[-1] == given[-1]
+        assert failed, "nothing failed: this showed nothing"
 
 
 class Events:
