@@ -49,6 +49,7 @@ class LocalObjects:
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root).absolute()
+        self._root = str(self.root)
 
     def __repr__(self) -> str:
         return str(self.root)
@@ -93,7 +94,7 @@ class LocalObjects:
     def _read(self, path: str, bytes_max: int) -> bytes:
         """Return the first bytes of a file, -1: all. A pipe is not waited for, and a device never ends."""
         try:
-            with open(self._place(path), "rb", opener=_without_waiting) as file:
+            with open(self._named(path), "rb", opener=_without_waiting) as file:
                 self._must_be_a_file(path, os.fstat(file.fileno()))
                 return file.read(bytes_max)
         except _NO_SUCH:
@@ -112,8 +113,9 @@ class LocalObjects:
 
     def mapped(self, path: str) -> pa.Buffer:
         try:
-            self._must_be_a_file(path, os.stat(self._place(path)))
-            with pa.memory_map(str(self._place(path))) as file:
+            place = self._named(path)
+            self._must_be_a_file(path, os.stat(place))
+            with pa.memory_map(place) as file:
                 return file.read_buffer()
         except _NO_SUCH:
             raise NotFound(path) from None
@@ -167,6 +169,10 @@ class LocalObjects:
 
     def _place(self, path: str) -> Path:
         return self.root / checked_path(path)
+
+    def _named(self, path: str) -> str:
+        """Return the place of an object as text: paths are many where objects are small."""
+        return f"{self._root}/{checked_path(path)}"
 
     def _mode(self) -> int:
         """Return the mode of new folders: group and others get the access that the root gives them."""

@@ -103,7 +103,7 @@ def opened(store: ObjectStore, path: str) -> pa.NativeFile:
 
 def read_buffer(store: ObjectStore, path: str) -> pa.Buffer:
     """Return an object's bytes, memory-mapped if the store supports it. Raises NotFound."""
-    if isinstance(store, MappedStore):
+    if type(store) is LocalObjects or isinstance(store, MappedStore):  # the second takes a while to tell
         return store.mapped(path)
     return pa.py_buffer(store.get(path))
 

@@ -89,7 +89,7 @@ FIRST_SEEDS: Mapping[str, int] = {
     "spans-ignored": 1_250,
     "reader-takes-the-oldest": 0,
     "reader-ignores-ranges": 7,
-    "start-in-a-pruned-hole": 20_626,
+    "start-in-a-pruned-hole": 21_309,
     "rewound-without-generation": 3,
     "repair-before-fence": 147,
     "epoch-without-timeline": 33,

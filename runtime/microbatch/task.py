@@ -24,7 +24,7 @@ from typing import Literal
 from msgspec.structs import replace as replace_fields
 
 from holdfast.errors import ConfigError, Damaged, Fenced, HoldfastError, JobFailed, LocalDamaged, Unavailable, Where
-from holdfast.model import Barrier, ChannelId, Epoch, SourcePosition, Watermark, WorkerId
+from holdfast.model import NEVER_US, Barrier, ChannelId, Epoch, SourcePosition, Watermark, WorkerId
 from holdfast.ports import Clock, Lane, ObjectStore
 from holdfast.runtime.microbatch.blocks import Attempt, Inbox, Outbox, Parcel, Result, parcel_of
 from holdfast.runtime.microbatch.layers import Layers
@@ -190,6 +190,7 @@ class _Task:
                 reading.end_at(reading.until)
         immediate = ImmediateWrites(plan, ports, _never_later, _raised)
         throttle = Throttle(None, ports.clock)
+        known = [at for each in batch.deploys for at in each.positions]
         given = self._state, self._links, opened, readings, throttle, immediate
         self._run = SubtaskRun(
             plan,
@@ -200,6 +201,7 @@ class _Task:
             mark=ports.mark,
             only=self._layer,
             suspects=deploy.suspects,
+            begins_us=max((at.watermark for at in known if at.watermark is not None), default=NEVER_US),
         )
         held.callback(self._run.close)
         inputs = {index: frozenset(inputs_of(plan, index, subtask, count)) for index in self._layer}

@@ -256,6 +256,18 @@ class Step(ABC):
         """Return whether the event time of an input holds back that of the output; the first input's does."""
         return True
 
+    def compared(self, port: int) -> tuple[str, ...]:
+        """Return the columns of an input with times that it compares with event time, which make rows late.
+
+        A row at or after a watermark comes to the same whether it arrives before or after that watermark.
+        """
+        return ()
+
+    @property
+    def sees_watermarks(self) -> bool:
+        """Whether a row may also come to something else if a watermark that it is not behind arrives before it."""
+        return False
+
     def delay_us(self) -> int:
         """Return how far the event times that it emits may lie behind the watermark of its input."""
         return 0

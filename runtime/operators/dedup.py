@@ -90,6 +90,9 @@ class Dedup(KeyedStep):
     def made_from(self, name: str) -> str:
         return name
 
+    def compared(self, port: int) -> tuple[str, ...]:
+        return (self.time,)
+
     def times_held(self) -> tuple[int, int]:
         return event_times_held([(Tumbling(self.within_us), self.within_us)])
 

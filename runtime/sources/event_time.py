@@ -84,6 +84,10 @@ class EventTime:
         at_us = self._at[partition]
         return None if at_us == NEVER_US else at_us
 
+    def now_us(self, partition: int) -> int:
+        """Return the later one of the partition's watermark and of what was sent: rows behind it may be late."""
+        return max(self._at[partition], self._minimum.now.at_us)
+
     def is_silent(self, partition: int) -> bool:
         """Return whether the partition was last reported quiet or idle."""
         reported = self._minimum.parts[partition]

@@ -270,7 +270,8 @@ class OpenLog(OpenSource):
         return found.batch, found.following
 
     def reader(self, partition: int, offset: int, ahead: Ahead) -> PartitionReader:
-        return ReaderAhead(partial(self._fetch, partition), partial(self._take, partition), offset, ahead)
+        known = partial(self._known, partition)
+        return ReaderAhead(partial(self._fetch, partition), partial(self._take, partition), offset, ahead, known=known)
 
     def ended(self, partition: int, offset: int) -> bool:
         if not self._reader.sealed:
@@ -286,6 +287,10 @@ class OpenLog(OpenSource):
         with self._lock:
             if offset >= self._reader.last_position(partition):
                 self._look()
+        return self._known(partition, offset, max_bytes)
+
+    def _known(self, partition: int, offset: int, max_bytes: int) -> Read:
+        with self._lock:
             fetched = self._reader.fetch(partition, offset, max_bytes)
         return Read(_with_offsets(fetched.piece, offset), fetched.piece.following, fetched)
 

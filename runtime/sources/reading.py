@@ -11,6 +11,7 @@ Source: DESIGN sections 6 and 13; PROTOCOL P12; docs/decisions/0008, 0022, 0035.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -20,13 +21,23 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from holdfast.errors import Unavailable
-from holdfast.model import SourcePosition
+from holdfast.model import LAST_US, NEVER_US, SourcePosition
 from holdfast.ports import Clock
 from holdfast.runtime.operators.contract import Arrival
 from holdfast.runtime.plan.ahead import Ahead, Read, inline
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.plan.same_source import refuse_other_sources
 from holdfast.runtime.plan.source import OFFSETS, OpenSource, PartitionReader
+
+
+class Untaken(NamedTuple):
+    """What one read gave of a partition, in a queue of such."""
+
+    read: Read
+    apart: bool = True
+    """Whether it is a batch of its own, or the beginning of one (runtime/worker/joining.py)."""
+    at_us: int = NEVER_US
+    """The partition's watermark before it, if watermarks matter."""
 
 
 class NotRead(NamedTuple):
@@ -59,8 +70,8 @@ class Reading:
     goes_on: bool = False
     """The run reads further than `until`, but not now: a microbatch ends there."""
     ahead: Ahead = field(default_factory=inline)
-    rest: Read | None = None
-    """Records from `offset` on that were read and not taken yet."""
+    rest: deque[Untaken] = field(default_factory=deque)
+    """What was read from `offset` on and not taken yet."""
     lost: int = 0
     """See SourcePosition.lost."""
     reader: PartitionReader | None = None
@@ -69,13 +80,14 @@ class Reading:
     """None if the last poll that was answered gave records, or none that are new."""
 
     def poll(self, bytes_max: int) -> Read | None:
-        """Return the next records, as PartitionReader.poll does; `arrived` keeps those that are not taken."""
-        if self.rest is not None:
-            read, self.rest = self.rest, None
-            return read
+        """Return the next records, as PartitionReader.poll does."""
         if self.reader is None:
             self.reader = self.opened.reader(self.partition, self.offset, self.ahead)
         return self.reader.poll(bytes_max)
+
+    def told(self, offset: int) -> int | None:
+        """Return the watermark that the source itself tells at an offset; None: only the records show their time."""
+        return self.opened.watermark(self.partition, offset)
 
     def failed(self, error: Unavailable, now: float) -> None:
         """Note that a poll failed. No record was taken."""
@@ -166,9 +178,12 @@ class HeldBack:
 
     def holds(self, source: str, watermark: int | None) -> bool:
         """Return whether a partition with this watermark is not to be read now; one without was never read."""
-        if watermark is None or (at_us := self._later_than.get(source)) is None:
-            return False
-        return watermark > at_us and self.clock.monotonic() < self._lapses
+        return watermark is not None and watermark > self.most_us(source)
+
+    def most_us(self, source: str) -> int:
+        """Return the latest watermark with which partitions of a source are read now."""
+        at_us = self._later_than.get(source)
+        return LAST_US if at_us is None or self.clock.monotonic() >= self._lapses else at_us
 
 
 def lost_range(partition: int, first: int, end: int) -> str:
@@ -190,10 +205,11 @@ def arrived(
 ) -> tuple[pa.RecordBatch, Arrival]:
     """Return which of the rows read to take, at most rows_max, and which records they are.
 
-    The next poll returns the others.
+    The others come next.
     """
     taken, arrival = _to_take(reading, batch, following, rows_max)
-    reading.rest = Read(batch.slice(taken.num_rows), following) if taken.num_rows < batch.num_rows else None
+    if taken.num_rows < batch.num_rows:
+        reading.rest.appendleft(Untaken(Read(batch.slice(taken.num_rows), following)))
     return taken, arrival
 
 

@@ -284,6 +284,15 @@ def micros_of(times: pa.Array) -> NDArray[np.int64]:
     return np.zeros(0, np.int64) if buffer is None else np.frombuffer(buffer, np.int64, len(times), times.offset * 8)
 
 
+def times_in(batch: pa.RecordBatch, name: str) -> NDArray[np.int64]:
+    """Return the event times of a column; a row that has none has one that is before all others."""
+    column = batch.column(name)
+    times = micros_of(column)
+    if not column.null_count:
+        return times
+    return np.where(column.is_valid().to_numpy(zero_copy_only=False), times, NEVER_US)
+
+
 def not_held(at_us: int) -> str:
     """Return why an event time is refused."""
     return (

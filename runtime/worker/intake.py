@@ -16,6 +16,8 @@ Source: DESIGN section 6; API.md (a null elsewhere is an undecodable record).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -27,7 +29,7 @@ from holdfast.runtime.rows.dead_letters import ERROR, FORM, RAW, DeadLetter, For
 from holdfast.runtime.rows.expressions import Column
 from holdfast.runtime.rows.schema import aliases_of, in_stream, limited
 from holdfast.runtime.time.event_times import times_of
-from holdfast.runtime.time.windows import micros_of, not_held, outside
+from holdfast.runtime.time.windows import micros_of, not_held, outside, times_in
 from holdfast.runtime.wire.messages import OperatorProgress
 from holdfast.storage.held_values import may_be_unheld, unheld, why
 
@@ -44,7 +46,7 @@ class Intake:
     def __init__(
         self, spec: SourceSpec, schema: pa.Schema, letters: Letters, held: tuple[int, int], job: str | None = None
     ) -> None:
-        self._spec, self._schema, self._letters, self._held, self._job = spec, schema, letters, held, job
+        self.spec, self._schema, self._letters, self._held, self._job = spec, schema, letters, held, job
         self._not_null = [field.name for field in schema if not field.nullable]
         self._timed = [field.name for field in schema if may_be_unheld(field.type)]
         described = spec.source.row_type
@@ -59,10 +61,9 @@ class Intake:
             JobFailed: a record cannot be decoded, and the source's policy is "fail".
         """
         self.rows_in += batch.num_rows
-        if self._names:
-            batch = batch.rename_columns([self._names.get(name, name) for name in batch.schema.names])
+        batch = self._renamed(batch)
         given, batch = batch, self._normal(batch)
-        if (column := self._spec.computed) is not None:
+        if (column := self.spec.computed) is not None:
             batch = batch.append_column(column.field.with_nullable(True), self._times(column, batch))
         refused = self._refused(batch)
         if refused is not None:
@@ -76,12 +77,33 @@ class Intake:
             batch = pa.RecordBatch.from_arrays(columns, schema=self._schema)
         return batch, arrival
 
+    def times(self, batches: Sequence[pa.RecordBatch]) -> list[NDArray[np.int64]] | None:
+        """Return the event times of records that were not taken yet; None if they are not known for all.
+
+        Those of records that will be refused are among them; a record without one has one that is before all others.
+        """
+        if self.spec.event_time is None or any(not batch.schema.equals(batches[0].schema) for batch in batches):
+            return None
+        name = self.spec.event_time
+        if (column := self.spec.computed) is None:
+            raw = self._aliases.get(name, name)
+            return [times_in(batch, raw) for batch in batches]
+        whole = self._normal(self._renamed(pa.concat_batches(batches)))
+        times = pa.RecordBatch.from_arrays([self._times(column, whole)], [name])
+        bounds = np.cumsum([batch.num_rows for batch in batches])[:-1]
+        return np.split(times_in(times, name), bounds)
+
     def progress(self) -> OperatorProgress:
         """Return what was taken, emitted and refused since the deployment."""
-        policy = self._spec.on_error
+        policy = self.spec.on_error
         dropped = self.dropped if policy == "drop" else None
         dlq = self.dlq if policy == "dlq" else None
-        return OperatorProgress(self._spec.name, self.rows_in, self.rows_out, 0, dropped=dropped, dlq=dlq)
+        return OperatorProgress(self.spec.name, self.rows_in, self.rows_out, 0, dropped=dropped, dlq=dlq)
+
+    def _renamed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if not self._names:
+            return batch
+        return batch.rename_columns([self._names.get(name, name) for name in batch.schema.names])
 
     def _normal(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the records with one form for equal values, and with the defaults of fields in nested dataclasses."""
@@ -93,7 +115,7 @@ class Intake:
         return batch
 
     def _times(self, column: Column, batch: pa.RecordBatch) -> pa.Array:
-        return times_of(column, batch, self._spec.name, self._job)
+        return times_of(column, batch, self.spec.name, self._job)
 
     def _refused(self, batch: pa.RecordBatch) -> NDArray[np.bool_] | None:
         """Return which records are undecodable; None if none are, the common case, which is cheap to check."""
@@ -111,15 +133,15 @@ class Intake:
         for name, kind in self._limited.items():
             if (wrong := kind.wrong(batch.column(name))) is not None:
                 found = wrong if found is None else found | wrong
-        if self._spec.event_time is not None:
-            column = batch.column(self._spec.event_time)
+        if self.spec.event_time is not None:
+            column = batch.column(self.spec.event_time)
             if (wrong := outside(micros_of(column), self._held)) is not None:
                 wrong &= column.is_valid().to_numpy(zero_copy_only=False)  # nulls were found above
                 found = wrong if found is None else found | wrong
         return found if found is not None and found.any() else None
 
     def _dispose(self, batch: pa.RecordBatch, given: pa.RecordBatch, rows: NDArray[np.intp], arrival: Arrival) -> None:
-        name, policy = self._spec.name, self._spec.on_error
+        name, policy = self.spec.name, self.spec.on_error
         if policy == "drop":
             self.dropped += len(rows)
             return
@@ -134,7 +156,7 @@ class Intake:
     def _why(self, batch: pa.RecordBatch, given: pa.RecordBatch, row: int) -> tuple[str, Form, bytes]:
         if ERROR in batch.schema.names and (error := batch.column(ERROR)[row].as_py()) is not None:
             return error, batch.column(FORM)[row].as_py(), batch.column(RAW)[row].as_py()
-        computed = None if self._spec.computed is None else self._spec.computed.name
+        computed = None if self.spec.computed is None else self.spec.computed.name
         record = given.select([name for name in given.schema.names if name not in (ERROR, FORM, RAW)])
         if self._aliases:
             record = record.rename_columns([self._aliases.get(name, name) for name in record.schema.names])
@@ -145,18 +167,18 @@ class Intake:
         if null is not None:
             return f"column {null!r} is null, which the job's schema does not allow", "record", encode_row(record, row)
         for name in self._timed:
-            if name != self._spec.event_time and unheld(batch.column(name).slice(row, 1)) is not None:
+            if name != self.spec.event_time and unheld(batch.column(name).slice(row, 1)) is not None:
                 return why(name, batch.column(name)[row]), "record", encode_row(record, row)
         for name, kind in self._limited.items():
             value = batch.column(name)[row].as_py()
             if value is not None and (unfit := kind.reason(value)) is not None:
                 return unfit.of(name), "record", encode_row(record, row)
-        time = self._spec.event_time
+        time = self.spec.event_time
         assert time is not None
         return f"column {time!r}: {not_held(batch.column(time)[row].value)}", "record", encode_row(record, row)
 
     def _failed(self, error: str, arrival: Arrival, offset: int | None) -> JobFailed:
-        name = self._spec.name
+        name = self.spec.name
         at = f" at offset {offset}" if offset is not None else ""
         return JobFailed(
             f"source {name!r}: the record{at} of partition {arrival.partition} cannot be decoded: {error}",

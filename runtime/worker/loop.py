@@ -462,7 +462,8 @@ class WorkerLoop:
             return inline()
         alone_for = m.LIMITED_EPOCHS if alone else 0
         watch = partial(self._ports.lane, f"watch-{source}")
-        return Ahead(self._ports.lane(f"read-{source}"), watch=watch, alone_for=alone_for)
+        now = self._ports.clock.monotonic
+        return Ahead(self._ports.lane(f"read-{source}"), watch=watch, alone_for=alone_for, now=now)
 
     # Effects
 

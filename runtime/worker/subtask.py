@@ -24,20 +24,22 @@ from collections.abc import Callable, Collection, Container, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 
 import pyarrow as pa
 
 from holdfast.checkpoint.audit import PartAudit
 from holdfast.errors import Unavailable
-from holdfast.model import NO_EPOCH, Barrier, ChannelId, Epoch, SourcePosition, Subtask, Watermark
-from holdfast.runtime.operators.contract import KeyGroups
+from holdfast.model import NEVER_US, NO_EPOCH, Barrier, ChannelId, Epoch, SourcePosition, Subtask, Watermark
+from holdfast.runtime.operators.contract import KeyGroups, operator_of, part_name
+from holdfast.runtime.operators.event_clock import CLOCK_TABLE
 from holdfast.runtime.operators.time_slice import TimeSlice, unmarked
-from holdfast.runtime.plan.ahead import Ahead, Read
+from holdfast.runtime.plan.ahead import Ahead, JoinedReads, Read
 from holdfast.runtime.plan.compiler import Plan, SourceSpec
 from holdfast.runtime.plan.source import OpenSource
 from holdfast.runtime.rows.dead_letters import DLQ, Letters
 from holdfast.runtime.sources.event_time import EventTime
-from holdfast.runtime.sources.reading import HeldBack, Reading, Throttle, arrived, lost_range
+from holdfast.runtime.sources.reading import HeldBack, Reading, Throttle, Untaken, arrived, lost_range
 from holdfast.runtime.time import watermark
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.channels import Links
@@ -47,6 +49,7 @@ from holdfast.runtime.worker.digests import ROWS, Auditing
 from holdfast.runtime.worker.fragment import FragmentRuntime
 from holdfast.runtime.worker.immediate import ImmediateWrites
 from holdfast.runtime.worker.intake import Intake
+from holdfast.runtime.worker.joining import ANY_TIME, Inlets, judged, passings, together
 from holdfast.runtime.worker.routing import Router
 from holdfast.sinks.contract.accepting import accept
 from holdfast.sinks.protocol.staging import Stage
@@ -68,6 +71,7 @@ class SubtaskRun:
     Args:
         only: The fragments to run; None: all. The tables of others need not exist.
         suspects: Functions that have ended their process.
+        begins_us: No event time of the job is later now; for fragments whose own state does not show it.
     """
 
     def __init__(
@@ -85,6 +89,7 @@ class SubtaskRun:
         mark: Mark = unmarked,
         only: Collection[int] | None = None,
         suspects: Collection[m.Suspect] = (),
+        begins_us: int = NEVER_US,
     ) -> None:
         self._plan, self._subtask, self._parallelism = plan, subtask, parallelism
         mine = [fragment for fragment in plan.fragments if only is None or fragment.index in only]
@@ -103,6 +108,16 @@ class SubtaskRun:
         self._paces = {f.index: self._limit.pace() for f in mine if f.calls()}
         self._intakes = {s.fragment: self._intake(s) for s in plan.sources if s.fragment in self._inputs}
         self._fragments = {f.index: self._fragment(f.index) for f in mine}
+        self._passings = passings(plan)
+        """By fragment and port, what decides whether its rows are joined across watermarks."""
+        through = {
+            c: self._passings[i, plan.edges[c.edge].port] for i, channels in self._inputs.items() for c in channels
+        }
+        into = {channel: index for index, channels in self._inputs.items() for channel in channels}
+        self._inlets = Inlets(links.take, through, lambda channel: self._now_us(into[channel]))
+        self._clocks_us = self._clocks()
+        """By fragment, the latest clock of its operators in the restored state."""
+        self._begins_us = max(self._clocks_us.values(), default=begins_us)
         self._later_first = sorted((i for i, channels in self._inputs.items() if channels), reverse=True)
         self._watermarks = {i: watermark.begin(self._timed(i, c)) for i, c in self._inputs.items() if c}
         self._times = self._event_times(opened)
@@ -395,6 +410,20 @@ class SubtaskRun:
         fragment, edges = self._plan.fragments[index], self._plan.edges
         return [channel for channel in channels if fragment.timed(edges[channel.edge].port)]
 
+    def _clocks(self) -> dict[int, int]:
+        found: dict[int, int] = {}
+        for operator in self._plan.operators:
+            clock = part_name(operator_of(operator.name), CLOCK_TABLE.part)
+            if operator.fragment in self._inputs and operator.name == clock:
+                table = self._state.table(operator.id)
+                at_us = int(table.values("at", table.present()).max(initial=NEVER_US))
+                found[operator.fragment] = max(found.get(operator.fragment, NEVER_US), at_us)
+        return found
+
+    def _now_us(self, index: int) -> int:
+        """Return the event time of a fragment behind channels, or a later one."""
+        return max(self._watermarks[index].now.at_us, self._clocks_us.get(index, self._begins_us))
+
     def _time_arrived(self, index: int, channel: ChannelId, at: Watermark) -> None:
         if channel not in self._watermarks[index].parts:
             return
@@ -461,7 +490,7 @@ class SubtaskRun:
         self._turn += 1
         for i in range(len(channels)):
             channel = channels[(i + self._turn) % len(channels)]
-            if channel in self._paused or (frame := self.links.take(channel)) is None:
+            if channel in self._paused or (frame := self._inlets.take(channel)) is None:
                 continue
             if isinstance(frame, Barrier):
                 self._barrier_taken(index, channel, partial(arrived, index, channel, frame))
@@ -495,8 +524,7 @@ class SubtaskRun:
                 continue
             time = self._times.get(reading.fragment)
             try:
-                self._limit.mark(SOURCE + reading.source, _read_at(reading))
-                read = reading.poll(READ_BYTES_MAX)
+                read = self._next(reading)
                 if read is not None and read.batch is None:
                     reading.found_nothing()
             except Unavailable as error:
@@ -504,8 +532,6 @@ class SubtaskRun:
                 reading.failed(error, now)
                 self._away_until = now + UNAVAILABLE_PAUSE_S
                 return False
-            finally:
-                self._limit.mark(None)
             if read is None:  # read no other partition first: event time and order are as without reading ahead
                 self._waiting = order[place:]
                 return time_moved
@@ -521,9 +547,77 @@ class SubtaskRun:
                 if self._position(reading) != before:
                     self.quiet = NO_EPOCH
                 continue
-            self._emit(reading, time, read.batch, read.following)
+            self._emit(reading, time, *self._joined(reading, read))
             return True
         return time_moved
+
+    def _next(self, reading: Reading) -> Read | None:
+        """Return the next piece of a partition, as PartitionReader.poll does; further ones wait in `rest`."""
+        if not reading.rest:
+            try:
+                self._limit.mark(SOURCE + reading.source, _read_at(reading, reading.offset))
+                first = reading.poll(READ_BYTES_MAX)
+                if first is None:
+                    return None
+                reads = [first, *first.further]
+                if reading.ahead.alone and reading.ahead.joins:
+                    self._read_on(reading, reads)
+            finally:
+                self._limit.mark(None)
+            reading.rest.extend(self._judged(reading, reads))
+        return reading.rest.popleft().read
+
+    def _read_on(self, reading: Reading, reads: list[Read]) -> None:
+        """Read the pieces behind the first in this thread, and mark each read: no lane has joined them."""
+        joined, rows_max = JoinedReads(READ_BYTES_MAX), self._rows_max(reading)
+        joined.add(reads[0])
+        while joined.has_room() and (rows_max is None or joined.rows < rows_max):
+            at = reads[-1].following
+            if reading.until is not None and at >= reading.until:
+                return
+            self._limit.mark(SOURCE + reading.source, _read_at(reading, at))
+            try:
+                read = reading.poll(READ_BYTES_MAX)
+            except Unavailable:
+                return  # it is asked for again
+            if read is None or (read.batch is None and read.following == at):
+                return
+            reads.append(read)
+            joined.add(read)
+
+    def _judged(self, reading: Reading, reads: list[Read]) -> list[Untaken]:
+        """Decide which of the pieces make up one batch."""
+        time, passing = self._times.get(reading.fragment), self._passings[reading.fragment, 0]
+        spec = self._intakes[reading.fragment].spec
+        if len(reads) == 1 or time is None or passing == ANY_TIME:
+            return judged(reads, reading.offset, None, reading.told, NEVER_US, 0)
+        batches, times = [read.batch for read in reads if read.batch is not None], None
+        if spec.watermark is None and passing is not None and passing <= {spec.event_time}:
+            times = self._intakes[reading.fragment].times(batches)
+        if times is None:
+            return [Untaken(read) for read in reads]
+        at_us = max(time.now_us(reading.partition), *self._clocks_us.values(), NEVER_US)
+        return judged(reads, reading.offset, times, reading.told, at_us, spec.out_of_orderness_us)
+
+    def _joined(self, reading: Reading, read: Read) -> tuple[pa.RecordBatch, int]:
+        """Return a piece with those behind it that join it, and the offset after them."""
+        assert read.batch is not None
+        if not reading.rest or reading.rest[0].apart:
+            return read.batch, read.following
+        most_us = self.held_back.most_us(reading.source)
+        count = together(chain((Untaken(read),), reading.rest), self._rows_max(reading), most_us)
+        batches, following = [read.batch], read.following
+        for _ in range(count - 1):
+            piece = reading.rest.popleft().read
+            batches.append(piece.batch)
+            following = piece.following
+        return batches[0] if count == 1 else pa.concat_batches(batches), following
+
+    def _rows_max(self, reading: Reading) -> int | None:
+        """Return how many rows of a partition to take at most."""
+        pace = self._paces.get(reading.fragment)
+        limits = (self._throttle.rows_max(), None if pace is None else pace.rows)
+        return min((rows for rows in limits if rows is not None), default=None)
 
     def _pass(self, reading: Reading, read: Read) -> None:
         """Move a position where there are no records: over a gap, or over records that were lost."""
@@ -561,8 +655,7 @@ class SubtaskRun:
     def _emit(self, reading: Reading, time: EventTime | None, batch: pa.RecordBatch, following: int) -> None:
         self.quiet = NO_EPOCH
         pace, began = self._paces.get(reading.fragment), self._limit.now()
-        limits = [self._throttle.rows_max(), None if pace is None else pace.rows]
-        batch, arrival = arrived(reading, batch, following, min((n for n in limits if n is not None), default=None))
+        batch, arrival = arrived(reading, batch, following, self._rows_max(reading))
         assert arrival.following is not None
         self._audit.took(reading, batch)
         reading.offset = following = arrival.following
@@ -629,6 +722,6 @@ def subtasks(parallelism: int) -> list[Subtask]:
     return [Subtask(number) for number in range(parallelism)]
 
 
-def _read_at(reading: Reading) -> At | None:
+def _read_at(reading: Reading, offset: int) -> At | None:
     """Return which record a poll reads first; None if a lane reads, which may be under way with any."""
-    return At(1, reading.partition, reading.offset, reading.offset + 1) if reading.ahead.alone else None
+    return At(1, reading.partition, offset, offset + 1) if reading.ahead.alone else None

@@ -34,6 +34,8 @@ from holdfast.storage.objects import read_buffer
 
 READ_ROWS_MAX = 65_536
 SEGMENT_BYTES_MAX = 64 * 1024 * 1024
+MAPPED_FROM_BYTES = 64 * 1024
+"""Smaller segments are copied: a reader may hold thousands of them, and a process has 65,530 mappings at most."""
 OFFSET = pa.field("_holdfast_offset", pa.int64(), nullable=False)
 """The last column of a segment that a compaction wrote. Readers find it by position, so users may use the name."""
 
@@ -124,7 +126,8 @@ def verified_batches(
         schema: The columns that the log has now; those that the segment lacks are null.
     """
     try:
-        data = read_buffer(store, segment.path)
+        small = segment.size <= MAPPED_FROM_BYTES
+        data = pa.py_buffer(store.get(segment.path)) if small else read_buffer(store, segment.path)
     except NotFound as error:
         raise _damaged(segment, "is missing") from error
     return verified_bytes(data, schema, segment)
@@ -142,9 +145,12 @@ def verified_bytes(data: pa.Buffer, schema: pa.Schema, segment: LogSegment | Com
         batches = [file.get_batch(index) for index in range(file.num_record_batches)]
     except (pa.ArrowException, OSError) as error:
         raise _damaged(segment, f"is not an Arrow IPC file: {error}") from error
-    columns = list(file.schema)[: len(file.schema) - len(last)]
-    if [*columns, *last] != list(file.schema) or not extends(schema, pa.schema(columns)):
-        raise _damaged(segment, "has columns other than those of the log")
+    columns = len(schema)
+    if last or not file.schema.equals(schema):
+        found = list(file.schema)[: len(file.schema) - len(last)]
+        if [*found, *last] != list(file.schema) or not extends(schema, pa.schema(found)):
+            raise _damaged(segment, "has columns other than those of the log")
+        columns = len(found)
     if sum(batch.num_rows for batch in batches) != segment.rows:
         raise _damaged(segment, f"does not hold {segment.rows} rows")
     try:
@@ -152,8 +158,8 @@ def verified_bytes(data: pa.Buffer, schema: pa.Schema, segment: LogSegment | Com
             batch.validate(full=True)
     except pa.ArrowException as error:
         raise _damaged(segment, f"holds values that cannot be read: {error}") from error
-    if len(columns) < len(schema):
-        return [widened(batch, pa.schema([*schema, *last]), len(columns)) for batch in batches]
+    if columns < len(schema):
+        return [widened(batch, pa.schema([*schema, *last]), columns) for batch in batches]
     return batches
 
 

@@ -93,6 +93,9 @@ class Join(KeyedStep):
         ports = {"left": [LEFT], "inner": [LEFT], "right": [RIGHT]}.get(self.how, [LEFT, RIGHT])
         return max(self.bound.delay_us(port) for port in ports)
 
+    def compared(self, port: int) -> tuple[str, ...]:
+        return (self.times[port],)
+
     def times_held(self) -> tuple[int, int]:
         return self.bound.held()
 

@@ -100,6 +100,9 @@ class Match(KeyedStep):
             dict.fromkeys((*self.keys, self.time, *self.columns, *(name for name in given.names if name in used)))
         )
 
+    def compared(self, port: int) -> tuple[str, ...]:
+        return (self.time,)
+
     def times_held(self) -> tuple[int, int]:
         return TIME_FIRST_US, TIME_LAST_US - self.automaton.within_us
 

@@ -107,6 +107,10 @@ class Process(FunctionStep):
     shown: ClassVar[str] = "process"
 
     @property
+    def sees_watermarks(self) -> bool:
+        return self.time is not None  # it is told the watermark, and a timer fires before or after a row
+
+    @property
     def uses_clock(self) -> bool:
         return any(timer.clock == PROCESSING for timer in declared_by(self.process).timers.values())
 

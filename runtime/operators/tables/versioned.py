@@ -85,6 +85,9 @@ class VersionedLookup(Lookup):
     def also_reads(self, port: int) -> tuple[str, ...]:
         return (self.times[port],)
 
+    def compared(self, port: int) -> tuple[str, ...]:
+        return (self.times[port],)
+
     def times_held(self) -> tuple[int, int]:
         return _AT_ONCE.held()
 

@@ -141,6 +141,9 @@ class WindowAggregate(KeyedStep):
         read = columns_read(self.keys, self.aggregations, self.time)
         return tuple(dict.fromkeys((*read, *given.names))) if LATE in needed else read
 
+    def compared(self, port: int) -> tuple[str, ...]:
+        return (self.time,)
+
     def times_held(self) -> tuple[int, int]:
         return event_times_held([(self.window, self.lateness_us)])
 

@@ -132,7 +132,8 @@ class OpenFiles(OpenSource):
         return found.batch, found.following
 
     def reader(self, partition: int, offset: int, ahead: Ahead) -> PartitionReader:
-        return ReaderAhead(partial(self._fetch, partition), lambda _offset, _read: True, offset, ahead)
+        known = partial(self._known, partition)
+        return ReaderAhead(partial(self._fetch, partition), lambda _offset, _read: True, offset, ahead, known=known)
 
     def ended(self, partition: int, offset: int) -> bool:
         return self._bounded and offset >= self._catalogue.end(partition)
@@ -198,10 +199,13 @@ class OpenFiles(OpenSource):
             place = self._catalogue.place(partition, offset)
         if place is None:
             self._look()
-            with self._catalogue_lock:
-                place = self._catalogue.place(partition, offset)
-            if place is None:
-                return Read(None, offset)
+        return self._known(partition, offset, max_bytes)
+
+    def _known(self, partition: int, offset: int, max_bytes: int) -> Read:
+        with self._catalogue_lock:
+            place = self._catalogue.place(partition, offset)
+        if place is None:
+            return Read(None, offset)
         with self._lock:
             try:
                 piece = self._piece(partition, place, offset - place.start, max_bytes)

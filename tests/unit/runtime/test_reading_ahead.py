@@ -13,6 +13,7 @@ from words_job import ROWS
 
 import holdfast as hf
 from holdfast.model import Epoch, Tag, Timeline
+from holdfast.runtime.plan import ahead
 from holdfast.runtime.plan.ahead import Ahead, Read, ReaderAhead, inline
 from holdfast.storage.log.log import LogWriter, create_log
 from holdfast.storage.log.voids import TakeBack
@@ -47,13 +48,14 @@ class Numbers:
     def __init__(self, end: int, bytes_max: int = 10 * ANY) -> None:
         self.end, self.fails, self.stands, self.lane = end, list[hf.HoldfastError](), True, SlowLane()
         self.reads: list[int] = []
+        self.fails_at = 0
         self.waits = SlowLane()
         self.ahead = Ahead(self.lane, bytes_max, watch=lambda: self.waits)
         self.reader = ReaderAhead(self._read, lambda _at, _read: self.stands, 0, self.ahead, lambda: None)
 
     def _read(self, offset: int, _bytes_max: int) -> Read:
         self.reads.append(offset)
-        if self.fails:
+        if self.fails and offset >= self.fails_at:
             raise self.fails.pop()
         rows = range(offset, min(self.end, offset + 10))
         batch = pa.RecordBatch.from_pydict({"n": list(rows)}) if rows else None
@@ -157,6 +159,109 @@ class TestReaderAhead:
                 numbers.lane.step()
             found += numbers.poll() or []
         assert found == list(range(100))
+
+
+class Pieces(Numbers):
+    """Numbers whose reads are joined."""
+
+    def __init__(self, end: int, bytes_max: int = 10 * ANY) -> None:
+        super().__init__(end, bytes_max)
+        self.reader = ReaderAhead(self._read, lambda _at, _read: self.stands, 0, self.ahead, known=self._read)
+        self.wanted_after = 1_000
+
+    def _read(self, offset: int, bytes_max: int) -> Read:
+        if len(self.reads) == self.wanted_after:
+            assert self.reader.poll(ANY) is None  # meanwhile, the worker asks
+        return super()._read(offset, bytes_max)
+
+    def polled(self) -> list[int] | None:
+        """Return the sizes of the pieces that were handed over."""
+        read = self.reader.poll(ANY)
+        if read is None:
+            return None
+        return [each.batch.num_rows for each in (read, *read.further) if each.batch is not None]
+
+    def begun(self) -> Pieces:
+        """Hand over the first piece, and let the lane read ahead."""
+        assert self.polled() is None
+        self.lane.step()
+        assert self.polled() == [10]
+        self.lane.step()
+        return self
+
+
+class TestJoinedReads:
+    def test_are_what_is_there_while_the_worker_is_busy(self) -> None:
+        pieces = Pieces(45).begun()
+        assert (pieces.polled(), pieces.reads) == ([10, 10, 10, 5], [0, 10, 20, 30, 40, 45])
+
+    def test_end_as_soon_as_the_worker_waits(self) -> None:
+        pieces = Pieces(100)
+        pieces.wanted_after = 3
+        assert (pieces.begun().polled(), pieces.reads) == ([10, 10, 10], [0, 10, 20, 30])
+
+    def test_go_on_for_a_moment_if_the_worker_waits_already(self) -> None:
+        pieces, times = Pieces(100), iter([0.0, 0.001, 0.009, 0.011])
+        pieces.ahead.now = lambda: next(times)
+        assert pieces.polled() is None
+        pieces.lane.step()
+        assert pieces.polled() == [10, 10, 10]
+
+    def test_are_enough_for_one_batch_and_no_more(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(ahead, "JOINED_ROWS", 25)
+        assert Pieces(100).begun().polled() == [10, 10, 10]
+
+    def test_are_within_the_bytes_that_may_be_read(self) -> None:
+        pieces = Pieces(100)
+        pieces.polled()
+        pieces.lane.step()
+        assert pieces.reader.poll(250) is not None
+        pieces.lane.step()
+        assert pieces.polled() == [10, 10, 10]
+
+    def test_are_one_read_in_the_thread_that_asks(self) -> None:
+        pieces = Pieces(100)
+        pieces.reader = ReaderAhead(pieces._read, lambda _at, _read: True, 0, inline(), known=pieces._read)
+        assert pieces.polled() == [10]
+
+    def test_end_before_what_the_source_no_longer_confirms(self) -> None:
+        pieces, confirmed = Pieces(40), iter([True, True, False, True, True])
+        pieces.reader = ReaderAhead(
+            pieces._read, lambda _at, _read: next(confirmed), 0, pieces.ahead, known=pieces._read
+        )
+        assert pieces.begun().polled() == [10]
+        pieces.lane.step()
+        assert (pieces.polled(), pieces.reads[-3:]) == ([10, 10], [20, 30, 40])
+
+    @pytest.mark.parametrize(("kind", "kept"), [(hf.Unavailable, False), (hf.Damaged, True)])
+    def test_hand_over_the_pieces_before_an_error(self, kind: type[hf.HoldfastError], kept: bool) -> None:
+        pieces = Pieces(100)
+        assert pieces.polled() is None
+        pieces.lane.step()
+        assert pieces.polled() == [10]
+        pieces.fails, pieces.fails_at = [kind("no", next_step="try again")], 30
+        pieces.lane.step()
+        assert pieces.polled() == [10, 10]
+        if kept:
+            with pytest.raises(kind):
+                pieces.polled()
+        assert pieces.polled() is None
+        pieces.lane.step()
+        assert pieces.polled() is not None
+
+    @pytest.mark.parametrize("seed", range(20))
+    def test_give_every_record_once_and_in_order(self, seed: int) -> None:
+        chance, pieces, found = random.Random(seed), Pieces(0), list[int]()
+        while len(found) < 300:
+            pieces.end = min(300, pieces.end + chance.choice((0, 1, 7, 30, 80)))
+            pieces.stands, pieces.wanted_after = chance.random() < 0.9, len(pieces.reads) + chance.randint(1, 4)
+            if pieces.lane.jobs and chance.random() < 0.6:
+                pieces.lane.step()
+            pieces.wanted_after = 1_000_000
+            if (read := pieces.reader.poll(ANY)) is not None:
+                for each in (read, *read.further):
+                    found += [] if each.batch is None else each.batch["n"].to_pylist()
+        assert found == list(range(300))
 
 
 class TestLogReaderAhead:
