@@ -20,7 +20,8 @@ from holdfast.runtime.operators.contract import OperatorContext, TableDraft, par
 from holdfast.runtime.time.windows import CLOCK_COLUMNS, CLOCK_KEY
 from holdfast.state.keys.keygroups import key_of_group
 
-NOW_TABLE = TableDraft(CLOCK_KEY, CLOCK_COLUMNS, "_now")
+NOW = "_now"
+NOW_TABLE = TableDraft(CLOCK_KEY, CLOCK_COLUMNS, NOW)
 """The table that a step with processing time adds to its own; no user's state can have its name."""
 
 

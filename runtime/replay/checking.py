@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from holdfast.runtime.replay.epochs import Replayable
 from holdfast.runtime.replay.player import Code, Player
@@ -20,10 +20,15 @@ def checked(code: Code, epochs: Iterable[Replayable]) -> Iterator[Proof]:
         yield replayed(code, epoch)
 
 
-def replayed(code: Code, epoch: Replayable) -> Proof:
-    """Replay one epoch whole, and compare. Raises as `checked`."""
+def replayed(code: Code, epoch: Replayable, seen: Callable[[Player], None] = lambda _: None) -> Proof:
+    """Replay one epoch whole, and compare. Raises as `checked`.
+
+    Args:
+        seen: Called with the job in memory behind the epoch.
+    """
     code.check(epoch.span, epoch.manifest)
     with Player(code, epoch.start, epoch.manifest, epoch.done.at, epoch.span) as player:
         number = player.play(epoch.span)
+        seen(player)
         rows = lambda sink: player.rows(sink, number)
         return proof(epoch.start.stored, epoch.manifest, player.stored(), number, code.plan.sinks, rows)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from holdfast.checkpoint.joblog import Completed
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.errors import ConfigError, Where
-from holdfast.model import NO_EPOCH
+from holdfast.model import NO_EPOCH, Epoch
 from holdfast.runtime.inspect.stored import Stored, checkpoint_of
 from holdfast.runtime.replay.player import Start
 from holdfast.runtime.replay.sources import NOT_REPLAYED
@@ -46,6 +46,14 @@ def replayable(stored: Stored, wanted: str) -> Replayable:
     done = checkpoint_of(stored.job, wanted)
     manifest = stored.repository.load_manifest(done.body.manifest)
     if manifest.follows == NO_EPOCH:
+        if manifest.epoch == _copied(stored):
+            raise ConfigError(
+                f"job {stored.name!r} is a fork and begins with the checkpoint of epoch {manifest.epoch}: it took no "
+                "record for it",
+                not_done=NOT_REPLAYED,
+                next_step="choose a later epoch, or replay the job that it was forked from",
+                where=Where(job=stored.name, epoch=manifest.epoch),
+            )
         return Replayable(done, manifest, Start(stored, None), span_of(None, manifest))
     start = stored.job.checkpoint(manifest.follows)
     if start is None:
@@ -63,12 +71,24 @@ def replayable(stored: Stored, wanted: str) -> Replayable:
 
 def newest(stored: Stored, count: int) -> list[Replayable]:
     """Return the newest epochs whose beginning is retained, oldest first, at most `count`."""
-    kept = {done.body.epoch for done in stored.job.retained}
     epochs: list[Replayable] = []
     for done in reversed(stored.job.completed):
         if len(epochs) == count:
             break
         manifest = stored.repository.load_manifest(done.body.manifest)
-        if manifest.follows == NO_EPOCH or manifest.follows in kept:
+        if can_begin(stored, manifest):
             epochs.append(replayable(stored, str(done.body.epoch)))
     return epochs[::-1]
+
+
+def can_begin(stored: Stored, manifest: Manifest) -> bool:
+    """Return whether an epoch can be replayed: the checkpoint that it follows is retained, or there is none."""
+    if manifest.follows == NO_EPOCH:
+        return manifest.epoch != _copied(stored)
+    return stored.job.checkpoint(manifest.follows) is not None
+
+
+def _copied(stored: Stored) -> Epoch | None:
+    """Return the epoch with which a fork begins, whose state is a copy; None if the job is not a fork."""
+    origins = stored.repository.origins()
+    return origins[-1].epoch if origins else None

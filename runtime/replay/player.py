@@ -32,7 +32,7 @@ from holdfast.runtime.plan.kept_state import with_identities
 from holdfast.runtime.plan.model import Plan, SinkSpec
 from holdfast.runtime.plan.source import OpenSource
 from holdfast.runtime.replay.sinks import CapturedSink
-from holdfast.runtime.replay.sources import ReplayedSource, check_readable
+from holdfast.runtime.replay.sources import ReplayedSource, check_known, check_readable
 from holdfast.runtime.replay.spans import Range, Span, offsets_in
 from holdfast.runtime.testing.cluster import Cluster
 from holdfast.sinks.contract.changelogs import ROOT
@@ -40,6 +40,8 @@ from holdfast.storage.objects import MemoryObjects
 
 SILENT_S, PAUSE_S = 30.0, 0.01
 """How long a source may give nothing, although its records are said to be there; and between two looks."""
+TICK_S = 0.25
+"""Time that passes behind each piece, in which workers look at the wall clock and timers fire."""
 NEVER_S = 1e9
 """The time until an epoch is due: only the end of a piece closes one."""
 
@@ -57,6 +59,7 @@ class Code:
 
     def check(self, span: Span, end: Manifest) -> None:
         """Refuse a span that a source no longer has. Raises ConfigError, Damaged, Unavailable."""
+        check_known(self.plan.app, [spec.name for spec in self.plan.sources], span)
         for spec in self.plan.sources:
             check_readable(self.plan.app, spec, self.opened[spec.name], span, end.positions)
 
@@ -128,6 +131,7 @@ class Player:
             self._sources[each.source].allow(each)
         self._read(piece)
         self._pass_time(piece)
+        self._cluster.pass_time(TICK_S)
         self._settle()
         before, driver = self.base, self._cluster.driver
         generation = driver.state.job.generation

@@ -7,6 +7,7 @@ Invariants
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -143,6 +144,18 @@ def check_readable(job: str, spec: SourceSpec, opened: OpenSource, span: Span, e
                 not_done=NOT_REPLAYED,
                 next_step="choose a later epoch; holdfast checkpoints list shows the offsets of each",
                 where=Where(job=job, source=spec.name, partition=each.partition, offset=each.first),
+            )
+
+
+def check_known(job: str, sources: Sequence[str], span: Span) -> None:
+    """Refuse a replay of records whose source the code no longer has. Raises ConfigError."""
+    for each in span:
+        if each.source not in sources:
+            raise ConfigError(
+                f"the epoch read source {each.source!r}, which the app no longer has",
+                not_done=NOT_REPLAYED,
+                next_step=f"choose a later epoch, or give the file as it was: its sources are {', '.join(sources)}",
+                where=Where(job=job, source=each.source),
             )
 
 

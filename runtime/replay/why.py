@@ -1,7 +1,8 @@
 """Which records changed a key: an epoch is replayed in pieces, and those that changed the key in smaller ones.
 
 Each piece is an epoch of the job in memory, so its checkpoints say between which pieces the key changed. A piece that
-changed it is replayed again from the checkpoint before it, cut finer, until each piece is one record.
+changed it is replayed again from the checkpoint before it, cut finer, until each piece is one record. Where records
+come late, the result depends on which are processed together: what pieces changed is compared with what the whole did.
 
 Invariants
     - A cause names one record, or none where time alone changed the key.
@@ -13,8 +14,9 @@ Source: docs/decisions/0130-replay.md.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Protocol
 
@@ -23,13 +25,17 @@ from holdfast.runtime.inspect.keyhistory import history_of
 from holdfast.runtime.replay.checking import replayed
 from holdfast.runtime.replay.epochs import Replayable
 from holdfast.runtime.replay.player import Code, Player, Start
-from holdfast.runtime.replay.proof import Proof
+from holdfast.runtime.replay.proof import Difference, Kind, Proof
 from holdfast.runtime.replay.sources import record_at
 from holdfast.runtime.replay.spans import Range, Span, cut, offsets_in
 from holdfast.sinks.contract.target import DELETE, OP
 
 PARTS = 16
 """Pieces of a span: a million records need five rounds."""
+IN_PIECES = (
+    "replayed in pieces, the epoch gave another result than replayed whole, so records may be missing here: the result "
+    "depends on which records are processed together, as where records come late"
+)
 
 
 @dataclass(frozen=True)
@@ -66,22 +72,34 @@ class Cause:
 class Watch(Protocol):
     """A key or rows that are watched while an epoch is replayed."""
 
+    @property
+    def kind(self) -> Kind:
+        """Return whether it is that of an operator or of a sink."""
+
+    @property
+    def name(self) -> str:
+        """Return the name of the operator or the sink."""
+
     def changes(self, player: Player) -> dict[Epoch, list[Change]]:
         """Return, by the replay's epochs, how it changed."""
+
+    def same(self, whole: list[Change], pieces: list[Change]) -> bool:
+        """Return whether an epoch that was replayed whole and one that was replayed in pieces gave the same."""
 
 
 @dataclass(frozen=True)
 class WatchedState:
     """A key of an operator, as a user types it."""
 
-    operator: str
+    name: str
     key: str
+    kind: Kind = "operator"
 
     def changes(self, player: Player) -> dict[Epoch, list[Change]]:
         """See Watch."""
         found: dict[Epoch, list[Change]] = {}
         known: dict[tuple[Any, ...], dict[str, Any]] = {}
-        history = history_of(player.stored(), self.operator, self.key)
+        history = history_of(player.stored(), self.name, self.key)
         for row in (row for batch in history.batches() for row in batch.to_pylist()):
             key = {name: row[name] for name in history.view.keys}
             values = {name: row[name] for name in history.view.values}
@@ -94,24 +112,39 @@ class WatchedState:
                 found.setdefault(Epoch(row["epoch"]), []).append(Change(change, key, before, after))
         return found
 
+    def same(self, whole: list[Change], pieces: list[Change]) -> bool:
+        """See Watch."""
+        return _ends(whole) == _ends(pieces)
+
 
 @dataclass(frozen=True)
 class WatchedRows:
-    """Rows of a sink whose columns have these values."""
+    """Rows of a sink whose columns have these values.
 
-    sink: str
+    Args:
+        upserts: Whether a row replaces an earlier one.
+    """
+
+    name: str
     wanted: tuple[tuple[str, Any], ...]
+    upserts: bool = False
+    kind: Kind = "sink"
 
     def changes(self, player: Player) -> dict[Epoch, list[Change]]:
         """See Watch."""
         found: dict[Epoch, list[Change]] = {}
-        for epoch, batches in player.sinks[self.sink].rows.items():
+        for epoch, batches in player.sinks[self.name].rows.items():
             for row in (row for batch in batches for row in batch.to_pylist()):
                 if all(row[name] == value for name, value in self.wanted):
                     deleted = row.pop(OP, None) == DELETE
                     change = Change("delete" if deleted else "put", dict(self.wanted), None, None if deleted else row)
                     found.setdefault(epoch, []).append(change)
         return found
+
+    def same(self, whole: list[Change], pieces: list[Change]) -> bool:
+        """See Watch. In pieces an upsert also puts what a later record of the epoch replaces."""
+        once, cut_up = (Counter(f"{each.change} {_text(each.after)}" for each in changes) for changes in (whole, pieces))
+        return once.keys() <= cut_up.keys() if self.upserts else once == cut_up
 
 
 @dataclass(frozen=True)
@@ -136,29 +169,72 @@ def explained(code: Code, epoch: Replayable, watch: Watch, limit: int) -> Explai
         ConfigError, Damaged, Unavailable: what is needed cannot be read.
         JobFailed: the job's code fails.
     """
-    proved = replayed(code, epoch)
-    causes = list(islice(_causes(code, epoch, epoch.start, epoch.span, watch), limit + 1))
+    whole: list[Change] = []
+    proved = replayed(code, epoch, lambda player: whole.extend(_listed(watch.changes(player))))
+
+    unlike: list[Difference] = []
+    found = _causes(code, epoch, Piece(epoch.start, epoch.done.at, epoch.span, whole), watch, unlike)
+    causes = list(islice(found, limit + 1))
+    proved = replace(proved, differences=(*proved.differences, *unlike[:1]))
     return Explained(epoch, proved, tuple(causes[:limit]), len(causes) > limit)
 
 
-def _causes(code: Code, epoch: Replayable, start: Start, span: Span, watch: Watch) -> Iterator[Cause]:
-    pieces = [span] if offsets_in(span) <= 1 else cut(span, PARTS)
+@dataclass(frozen=True)
+class Piece:
+    """Part of an epoch, and where it begins.
+
+    Args:
+        ends_at: What the wall clock shows behind it.
+        changes: Those of the key when it was replayed whole.
+    """
+
+    start: Start
+    ends_at: int
+    span: Span
+    changes: list[Change]
+
+
+def _causes(code: Code, epoch: Replayable, of: Piece, watch: Watch, unlike: list[Difference]) -> Iterator[Cause]:
+    """Args: unlike: Takes what smaller pieces changed otherwise than the piece that they were cut from."""
+    pieces = [of.span] if offsets_in(of.span) <= 1 else cut(of.span, PARTS)
     starts: dict[Epoch, tuple[Span, Epoch]] = {}
-    with Player(code, start, epoch.manifest, epoch.done.at, span) as player:
+    with Player(code, of.start, epoch.manifest, of.ends_at, of.span) as player:
         pieces_begin = before = player.base
         for piece in pieces:
             played = player.play(piece)
             starts[played], before = (piece, before), played
         changes, stored = watch.changes(player), player.stored()
+    if not watch.same(of.changes, _listed(changes)):
+        unlike.append(Difference(watch.kind, watch.name, IN_PIECES))
     for played, (piece, before) in starts.items():
         if played not in changes:
             continue
         if offsets_in(piece) > 1:
-            first = before == pieces_begin
-            again = start if first else Start(stored, stored.job.checkpoint(before))
-            yield from _causes(code, epoch, again, piece, watch)
+            first, done = before == pieces_begin, stored.job.checkpoint(played)
+            assert done is not None, "it was played"
+            again = of.start if first else Start(stored, stored.job.checkpoint(before))
+            yield from _causes(code, epoch, Piece(again, done.at, piece, changes[played]), watch, unlike)
         else:
             yield _cause(code, piece, changes[played])
+
+
+def _listed(changes: dict[Epoch, list[Change]]) -> list[Change]:
+    return [change for epoch in sorted(changes) for change in changes[epoch]]
+
+
+def _ends(changes: list[Change]) -> dict[str, tuple[str, str]]:
+    """Return, by key, the first and the last state, where these differ."""
+    ends: dict[str, tuple[str, str]] = {}
+    for each in changes:
+        first, _ = ends.get(str(each.key), (_text(each.before), ""))
+        ends[str(each.key)] = first, _text(each.after)
+    return {key: end for key, end in ends.items() if end[0] != end[1]}
+
+
+def _text(values: dict[str, Any] | None) -> str:
+    """Return values as text, floats without the digits in which sums differ by the order of their addends."""
+    rounded = {name: f"{at:.9g}" if isinstance(at, float) else at for name, at in (values or {}).items()}
+    return "" if values is None else str(rounded)
 
 
 def _cause(code: Code, piece: Span, changes: list[Change]) -> Cause:

@@ -298,8 +298,9 @@ class ProgressReader:
         Raises:
             HoldfastError: the end cannot be read now.
         """
-        if self._own and self._has_only_own():
-            return self._progress
+        with suppress(NoOffsets):  # It has no leader now, for which the next question waits.
+            if self._own and self._has_only_own():
+                return self._progress
         self._own.clear()
         end = self._offset(OffsetSpec.latest())
         with raising(self._place):

@@ -32,7 +32,7 @@ from holdfast.runtime.inspect.keyhistory import history_of
 from holdfast.runtime.inspect.stored import LATEST, Stored, checkpoint_of
 from holdfast.runtime.operators.contract import is_part
 from holdfast.runtime.plan.model import SinkSpec
-from holdfast.runtime.replay.epochs import Replayable, newest, replayable
+from holdfast.runtime.replay.epochs import Replayable, can_begin, newest, replayable
 from holdfast.runtime.replay.player import Code
 from holdfast.runtime.replay.sources import NOT_REPLAYED
 from holdfast.runtime.replay.why import Cause, Explained, Watch, WatchedRows, WatchedState, explained
@@ -101,7 +101,8 @@ def _watched(args: argparse.Namespace, stored: Stored, code: Code) -> tuple[Watc
         watch: Watch = WatchedState(args.name, args.key)
         return watch, _chosen(args, stored) if args.at is not None else list(_changed(args, stored))
     if args.name in sinks:
-        watch = WatchedRows(args.name, _columns(sinks[args.name], args.key))
+        spec = sinks[args.name]
+        watch = WatchedRows(args.name, _columns(spec, args.key), spec.upsert_key is not None)
         return watch, _chosen(args, stored) if args.at is not None else newest(stored, args.epochs)
     known = sorted({*operators, *sinks})
     raise ConfigError(
@@ -130,8 +131,8 @@ def _changed(args: argparse.Namespace, stored: Stored) -> Iterator[Replayable]:
     changed = sorted({row["epoch"] for row in rows})
     present = {row["epoch"] for row in rows if row["change"] == "present"}
     for epoch in changed[-args.epochs :]:
-        follows = stored.repository.load_manifest(checkpoint_of(stored.job, str(epoch)).body.manifest).follows
-        if follows == NO_EPOCH or (epoch not in present and stored.job.checkpoint(follows) is not None):
+        manifest = stored.repository.load_manifest(checkpoint_of(stored.job, str(epoch)).body.manifest)
+        if (manifest.follows == NO_EPOCH or epoch not in present) and can_begin(stored, manifest):
             yield replayable(stored, str(epoch))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -18,14 +18,17 @@ import pytest
 from job_player import rescale
 
 import holdfast as hf
+from holdfast.checkpoint.audit import Audit, SinkStaged
 from holdfast.errors import ConfigError
+from holdfast.model import NO_EPOCH, RowDigest, Subtask, Writer
 from holdfast.runtime.inspect.stored import Stored
 from holdfast.runtime.replay.checking import checked
-from holdfast.runtime.replay.epochs import newest, replayable
+from holdfast.runtime.replay.epochs import Replayable, newest, replayable
 from holdfast.runtime.replay.player import Code, Player
-from holdfast.runtime.replay.proof import Difference, Proof
+from holdfast.runtime.replay.proof import Difference, Proof, _sinks
 from holdfast.runtime.replay.rounding import same_rows
-from holdfast.runtime.replay.why import Cause, WatchedRows, WatchedState, explained
+from holdfast.runtime.replay.why import IN_PIECES, Cause, WatchedRows, WatchedState, explained
+from holdfast.runtime.rows.dead_letters import DLQ
 from holdfast.sinks.memory.sink import MemorySink
 from holdfast.testing import TestDriver
 
@@ -377,3 +380,96 @@ class TestEpochs:
             with pytest.raises(ConfigError, match=f"begins with the checkpoint of epoch {first}, which has expired"):
                 replayable(given, str(job.completed[0].body.epoch))
             assert [each.manifest.epoch for each in newest(given, 10)] == [job.completed[1].body.epoch]
+
+
+class Timed(hf.KeyedProcess[Row, Noted]):
+    """Keeps a key for ten seconds of processing time."""
+
+    total = hf.Value(int)
+    quiet = hf.Timer("processing")
+
+    def on_record(self, ctx: hf.Context, r: Row) -> None:
+        self.total.set((self.total.get() or 0) + r.n)
+        self.quiet.set(ctx.now() + timedelta(seconds=10))
+
+    @quiet.fires
+    def over(self, ctx: hf.Context) -> None:
+        ctx.emit(Noted(ctx.key, self.total.get() or 0))
+        self.total.clear()
+
+
+class TestProcessingTime:
+    def played(self, t: TestDriver) -> Replayable:
+        t.push("rows", [Row("z", 1, NOON)])
+        t.checkpoint()
+        for _ in range(32):
+            t.push("rows", [Row("a", 1, NOON)] if t.sources["rows"].end_offsets()[0] == 1 else [Row("b", 1, NOON)])
+            t.advance("1s")
+        t.checkpoint()
+        return newest(stored(t), 1)[0]
+
+    def app(self) -> hf.App:
+        app = hf.App("replayed", checkpoint_every="100s")
+        rows_of(app).key_by("k").process("accounts", Timed(), to=Noted).sink("out", MemorySink())
+        return app
+
+    @pytest.mark.continuous
+    def test_fires_timers_of_an_epoch_and_is_not_compared_itself(self) -> None:
+        with TestDriver(self.app()) as t:
+            epoch = self.played(t)
+            [proof] = checked(code_of(t), [epoch])
+        assert epoch.offsets == 32 and proof.differences == ()
+
+    @pytest.mark.continuous
+    def test_of_a_piece_ends_with_the_piece_not_with_the_epoch(self) -> None:
+        with TestDriver(self.app()) as t:
+            found = explained(code_of(t), self.played(t), WatchedState("accounts", "b"), 100)
+        changes = [change for cause in found.causes for change in cause.changes]
+        steps = [(c.after or {"total": 0})["total"] - (c.before or {"total": 0})["total"] for c in changes]
+        assert [step for step in steps if step > 0] == [1] * 31, "each record once, and state grows from 0"
+        assert max((c.after or {"total": 0})["total"] for c in changes) == 31
+
+
+class TestLateRecords:
+    def test_that_only_come_late_in_pieces_are_told(self) -> None:
+        with TestDriver(windows()) as t:
+            t.push("rows", [Row("q", 1, NOON)])
+            t.checkpoint()
+            ahead, past = NOON + timedelta(minutes=9), NOON + timedelta(minutes=1)
+            given = [
+                Row("z", 1, ahead),
+                Row("a", 5, past),
+                Row("a", 3, past),
+                Row("z", 1, ahead + timedelta(minutes=9)),
+            ]
+            t.sources["rows"]._random.randint = lambda _, most: most  # type: ignore[method-assign]
+            t.push("rows", given)
+            t.checkpoint()
+            assert [row["total"] for row in t.rows("out") if row["k"] == "a"] == [8]
+            [epoch] = newest(stored(t), 1)
+            found = explained(code_of(t), epoch, WatchedRows("out", (("k", "a"),)), 10)
+        assert not found.proof.exact
+        assert [each.what for each in found.proof.differences] == [IN_PIECES]
+
+
+class TestDeadLetters:
+    def test_are_counted_since_their_texts_depend_on_how_the_code_was_loaded(self) -> None:
+        one, same, more = (
+            Audit((), (SinkStaged(Writer(DLQ, Subtask(0)), (RowDigest(rows, digest),)),), (), (), NO_EPOCH)
+            for rows, digest in ((2, 7), (2, 8), (3, 8))
+        )
+        assert list(_sinks(one, same, lambda _: False)) == []
+        assert [each.name for each in _sinks(one, more, lambda _: False)] == [DLQ]
+
+
+class TestOtherCode:
+    def test_without_the_source_of_the_epoch_is_refused(self) -> None:
+        with TestDriver(totals()) as t:
+            t.push("rows", [Row("a", 1, NOON)])
+            t.checkpoint()
+            [epoch] = newest(stored(t), 1)
+            code = code_of(t)
+            renamed = tuple(replace(spec, name="renamed") for spec in code.plan.sources)
+            other = Code(replace(code.plan, sources=renamed), {"renamed": code.opened["rows"]})
+            with pytest.raises(ConfigError, match="read source 'rows', which the app no longer has"):
+                list(checked(other, [epoch]))

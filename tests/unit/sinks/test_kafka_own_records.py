@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from confluent_kafka import IsolationLevel, TopicPartition
+from confluent_kafka import OFFSET_INVALID, IsolationLevel, TopicPartition
 from confluent_kafka.admin import OffsetSpec
 
 from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
@@ -122,6 +122,13 @@ class TestRecordsOfThisSession:
         brokers.stable, brokers.high = [START, START, START + 2], START + 2
         assert reader.read().tag_of(JOB, WRITER) == tag(2)
         assert brokers.assigned == [START + 2]
+
+    def test_are_read_back_if_no_leader_says_where_the_topic_ends(
+        self, brokers: Brokers, reader: ProgressReader
+    ) -> None:
+        brokers.stable, brokers.high = [OFFSET_INVALID], START + 1
+        brokers.records = [Record(START, tag_record(JOB, WRITER, tag(2)))]
+        assert reader.read().tag_of(JOB, WRITER) == tag(2)
 
     def test_of_several_transactions_have_a_marker_each(self, brokers: Brokers, reader: ProgressReader) -> None:
         reader.committed([tag_record(JOB, WRITER, tag(3))])

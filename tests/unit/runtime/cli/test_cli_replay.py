@@ -180,3 +180,16 @@ class TestCheck:
         job.cluster.pass_time(0.5)
         ended = job.asked("check")
         assert ended.status == 2 and "has no epoch whose beginning is retained" in ended.err
+
+
+class TestFork:
+    def test_begins_with_a_copy_that_is_no_epoch_of_its_own(self, job: Job) -> None:
+        root = str(job.folder / "root")
+        assert job.holdfast("fork", "sales", "trial", "--from-epoch", "latest", "--root", root).status == 0
+        job.file.write_text(job.file.read_text().replace('hf.App("sales"', 'hf.App("trial"'))
+        ended = job.asked("check")
+        assert ended.status == 2 and "has no epoch whose beginning is retained" in ended.err
+        ended = job.asked("why", "totals", "north", "--at", "latest")
+        assert ended.status == 2 and "is a fork and begins with the checkpoint" in ended.err
+        ended = job.asked("why", "totals", "north")
+        assert ended.status == 0 and "no record changed totals, key north" in ended.err
