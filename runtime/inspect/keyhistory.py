@@ -137,7 +137,7 @@ class _Reader:
             self.born = True
             return None
         view = view_of(operator_in(manifest, self.operator, at))
-        if self.view is not None and (self.view.spec, self.view.schema) != (view.spec, view.schema):
+        if self.view is not None and not _same_columns(self.view, view):
             self.born = self.view.number != view.number
             self.beyond = Beyond(at, "state that was given up" if self.born else "other columns")
             return None
@@ -157,6 +157,11 @@ class _Reader:
         rows = [_of_block(BlockReader(segment.file, block, span, spec=view.spec), key) for block in blocks]
         self.found[ref.object, span] = rows
         return rows
+
+
+def _same_columns(one: View, other: View) -> bool:
+    """Compare declarations as text: the default of a column may be NaN, which equals no other."""
+    return one.schema == other.schema and repr(one.spec) == repr(other.spec)
 
 
 def _of_block(reader: BlockReader, key: Keys) -> _KeyRows:

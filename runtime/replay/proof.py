@@ -5,7 +5,7 @@ an epoch is not recorded. State is compared key by key.
 
 Invariants
     - Unknown is never equal: what a checkpoint has no digest of is reported as not compared.
-    - Processing time itself is not compared, nor is the text of dead letters, only their number.
+    - Two things are not compared: processing time itself, and the text of dead letters, of which the number counts.
     - One difference is enough for the verdict; every sink and operator is compared nevertheless.
 """
 
@@ -28,9 +28,9 @@ from holdfast.runtime.inspect.reading import reading_of
 from holdfast.runtime.inspect.stored import Stored
 from holdfast.runtime.operators.contract import is_part, operator_of, part_name
 from holdfast.runtime.operators.processing_clock import NOW
-from holdfast.runtime.rows.dead_letters import DLQ
 from holdfast.runtime.plan.model import SinkSpec
 from holdfast.runtime.replay.rounding import close, same_rows
+from holdfast.runtime.rows.dead_letters import DLQ
 from holdfast.storage.digests import NOTHING, whole
 
 Rows = Callable[[str], list[pa.RecordBatch]]

@@ -143,8 +143,8 @@ class WatchedRows:
 
     def same(self, whole: list[Change], pieces: list[Change]) -> bool:
         """See Watch. In pieces an upsert also puts what a later record of the epoch replaces."""
-        once, cut_up = (Counter(f"{each.change} {_text(each.after)}" for each in changes) for changes in (whole, pieces))
-        return once.keys() <= cut_up.keys() if self.upserts else once == cut_up
+        once, in_pieces = (Counter(f"{c.change} {_text(c.after)}" for c in given) for given in (whole, pieces))
+        return once.keys() <= in_pieces.keys() if self.upserts else once == in_pieces
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ class Piece:
     """Part of an epoch, and where it begins.
 
     Args:
-        ends_at: What the wall clock shows behind it.
+        ends_at: The time of the wall clock behind it.
         changes: Those of the key when it was replayed whole.
     """
 

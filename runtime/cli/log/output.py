@@ -80,9 +80,11 @@ def cell(value: Any) -> str:
 
 
 def finite(value: Any) -> Any:
-    """Return a value with numbers that JSON lacks as text; also inside structs."""
+    """Return a value with numbers that JSON lacks as text; also inside structs, lists and maps."""
     if isinstance(value, dict):
         return {name: finite(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(inner) for inner in value]
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return value

@@ -47,6 +47,12 @@ class Row:
 
 
 @dataclass
+class Measured:
+    k: str
+    x: float
+
+
+@dataclass
 class Noted:
     k: str
     n: int
@@ -357,6 +363,19 @@ class TestWhy:
         assert found.proof.exact
         assert [cause.changes[0].change for cause in found.causes] == ["removed"]
         assert places(found.causes) == [("rows", 3, 1)], "the last partition holds time back"
+
+    def test_of_the_largest_float_names_its_records(self) -> None:
+        app = hf.App("replayed")
+        given = app.source("rows", hf.Log("unused/rows", Measured))
+        given.key_by("k").agg("peaks", most=hf.max("x")).sink("out", MemorySink(["k"]))
+        with TestDriver(app) as t:
+            t.push("rows", [Measured("a", 1.5)])
+            t.checkpoint()
+            t.push("rows", [Measured("b", 9.5), Measured("a", 2.5)])
+            t.checkpoint()
+            first, second = newest(stored(t), 2)
+            found = [explained(code_of(t), epoch, WatchedState("peaks", "a"), 10) for epoch in (first, second)]
+        assert [places(each.causes) for each in found] == [[("rows", 0, 0)], [("rows", 0, 2)]]
 
     def test_of_a_key_without_records_finds_nothing(self) -> None:
         with TestDriver(totals()) as t:

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from holdfast.runtime.cli.log.output import finite
 from holdfast.runtime.cli.start.jobfile import load
 from holdfast.runtime.testing.cluster import Cluster
 from holdfast.storage.local import LocalObjects
@@ -193,3 +194,8 @@ class TestFork:
         assert ended.status == 2 and "is a fork and begins with the checkpoint" in ended.err
         ended = job.asked("why", "totals", "north")
         assert ended.status == 0 and "no record changed totals, key north" in ended.err
+
+
+def test_numbers_that_json_lacks_are_text_inside_lists_and_maps_too() -> None:
+    row = {"many": [float("nan"), 1.0], "map": [("q", float("-inf"))], "deep": {"x": float("inf")}}
+    assert finite(row) == {"many": ["NaN", 1.0], "map": [["q", "-Infinity"]], "deep": {"x": "Infinity"}}
