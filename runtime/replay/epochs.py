@@ -55,7 +55,7 @@ def replayable(stored: Stored, wanted: str) -> Replayable:
                 where=Where(job=stored.name, epoch=manifest.epoch),
             )
         return Replayable(done, manifest, Start(stored, None), span_of(None, manifest))
-    start = stored.job.checkpoint(manifest.follows)
+    start = next((each for each in stored.job.retained if each.body.epoch == manifest.follows), None)
     if start is None:
         raise ConfigError(
             f"epoch {manifest.epoch} of job {stored.name!r} begins with the checkpoint of epoch {manifest.follows}, "

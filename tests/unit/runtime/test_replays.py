@@ -387,6 +387,17 @@ class TestWhy:
 
 class TestEpochs:
     @pytest.mark.continuous
+    def test_that_follow_an_abandoned_one_can_be_replayed(self) -> None:
+        with TestDriver(totals()) as t:
+            epochs = []
+            for n in range(3):
+                t.push("rows", [Row("a", n + 1, NOON)])
+                epochs.append(int(t.checkpoint()))
+            t.rewind(epochs[0])
+            [proof] = checked(code_of(t), [replayable(stored(t), str(epochs[2]))])
+        assert proof.exact
+
+    @pytest.mark.continuous
     def test_whose_beginning_has_expired_is_refused(self) -> None:
         with TestDriver(totals()) as t:
             for n in range(3):
@@ -450,7 +461,7 @@ class TestProcessingTime:
 
 
 class TestLateRecords:
-    def test_that_only_come_late_in_pieces_are_told(self) -> None:
+    def test_that_only_come_late_in_pieces_are_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with TestDriver(windows()) as t:
             t.push("rows", [Row("q", 1, NOON)])
             t.checkpoint()
@@ -461,7 +472,7 @@ class TestLateRecords:
                 Row("a", 3, past),
                 Row("z", 1, ahead + timedelta(minutes=9)),
             ]
-            t.sources["rows"]._random.randint = lambda _, most: most  # type: ignore[method-assign]
+            monkeypatch.setattr(t.sources["rows"]._random, "randint", lambda _, most: most)
             t.push("rows", given)
             t.checkpoint()
             assert [row["total"] for row in t.rows("out") if row["k"] == "a"] == [8]
