@@ -31,6 +31,12 @@ class Replayable:
     span: Span
 
     @property
+    def records(self) -> int:
+        """Return how many records it took; without digests, how many offsets, which may be bytes."""
+        audit = self.manifest.audited
+        return self.offsets if audit is None else sum(each.taken.rows for each in audit.sources)
+
+    @property
     def offsets(self) -> int:
         """Return how many offsets it read."""
         return offsets_in(self.span)

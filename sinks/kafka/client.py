@@ -322,6 +322,8 @@ class ProgressReader:
         times as long: a reader waits for the marker and for the next fetch.
         """
         assert self._position is not None
+        if self._ids.get(self._name) is None:
+            return False  # it may have been recreated with as many records
         expected = self._position + sum(len(marks) + 1 for marks in self._own)
         until = time.monotonic() + MARKER_WITHIN_S
         while (ends := self._ends()) != (expected, expected):

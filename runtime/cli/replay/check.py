@@ -55,10 +55,10 @@ def handle(args: argparse.Namespace) -> int:
         announce(epochs)
         proofs = list(zip(epochs, checked(code, epochs), strict=True))
     if args.json:
-        shown = [{"epoch": e.manifest.epoch, "records": e.offsets} | proof_as_json(proof) for e, proof in proofs]
+        shown = [{"epoch": e.manifest.epoch, "records": e.records} | proof_as_json(proof) for e, proof in proofs]
         print_json({"job": stored.name, "epochs": shown})
     else:
-        rows = [(e.manifest.epoch, f"{e.offsets:,}", verdict_of(proof)) for e, proof in proofs]
+        rows = [(e.manifest.epoch, f"{e.records:,}", verdict_of(proof)) for e, proof in proofs]
         print(text.table(("epoch", "records", "replay"), rows))
         for epoch, proof in proofs:
             for each in proof.differences:

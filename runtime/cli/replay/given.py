@@ -51,9 +51,9 @@ def positive(value: int | None, flag: str) -> None:
 
 def announce(epochs: list[Replayable]) -> None:
     """Show how much is to be replayed, if that takes some seconds."""
-    offsets = sum(each.offsets for each in epochs)
-    if offsets >= ANNOUNCED_FROM:
-        advise(f"replaying {offsets:,} records of {plural(len(epochs), 'epoch')}")
+    records = sum(each.records for each in epochs)
+    if records >= ANNOUNCED_FROM:
+        advise(f"replaying {records:,} records of {plural(len(epochs), 'epoch')}")
 
 
 def verdict_of(proof: Proof) -> str:

@@ -134,6 +134,8 @@ def _changed(args: argparse.Namespace, stored: Stored) -> Iterator[Replayable]:
         manifest = stored.repository.load_manifest(checkpoint_of(stored.job, str(epoch)).body.manifest)
         if (manifest.follows == NO_EPOCH or epoch not in present) and can_begin(stored, manifest):
             yield replayable(stored, str(epoch))
+        elif epoch not in present:
+            advise(f"epoch {epoch} changed the key too, but the checkpoint before it has expired")
 
 
 def _columns(spec: SinkSpec, key: str) -> tuple[tuple[str, Any], ...]:
@@ -166,7 +168,7 @@ def _as_json(each: Explained) -> dict[str, Any]:
     return {
         "epoch": at.manifest.epoch,
         "at": at.done.at,
-        "records": at.offsets,
+        "records": at.records,
         **proof_as_json(each.proof),
         "more": each.more,
         "causes": [_cause_as_json(cause) for cause in each.causes],
@@ -193,7 +195,7 @@ def _render(args: argparse.Namespace, each: Explained) -> str:
     at = each.epoch
     title = (
         f"{args.name}, key {args.key}: epoch {at.manifest.epoch} of {text.moment(at.done.at)}, "
-        f"{text.plural(at.offsets, 'record')} replayed, which {verdict_of(each.proof)}"
+        f"{text.plural(at.records, 'record')} replayed, which {verdict_of(each.proof)}"
     )
     rows = [
         (place(cause.at), shown(cause.record), change.change, shown(change.before), shown(change.after))

@@ -104,6 +104,7 @@ def reader(brokers: Brokers) -> ProgressReader:
     reader = ProgressReader(place_of("127.0.0.1:1", "numbers", None))
     brokers.records = [Record(START - 1, tag_record(JOB, WRITER, tag(1)))]
     assert reader.read().tag_of(JOB, WRITER) == tag(1)
+    reader._ids["numbers-holdfast-progress"] = "first"
     reader.committed([tag_record(JOB, WRITER, tag(2))])
     brokers.asked.clear()
     brokers.assigned.clear()
@@ -166,3 +167,13 @@ class TestRecordsOfThisSession:
         brokers.stable, brokers.high = [START + 2], START + 2
         reader.read()
         assert brokers.asked == [IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED]
+
+    def test_are_read_back_if_the_brokers_have_no_ids_of_topics(self, brokers: Brokers, reader: ProgressReader) -> None:
+        """A topic that was recreated with as many records would look the same."""
+        reader._ids["numbers-holdfast-progress"] = None
+        brokers.stable, brokers.high = [START + 2], START + 2
+        brokers.records = [
+            Record(START, tag_record(JOB, WRITER, tag(2))),
+            Record(START + 1, tag_record(JOB, WRITER, tag(7))),
+        ]
+        assert reader.read().tag_of(JOB, WRITER) == tag(7)
