@@ -14,7 +14,8 @@ from pyspark import SparkContext
 from pyspark.errors import PySparkRuntimeError
 
 from holdfast.runtime.spark import jvm
-from holdfast.runtime.spark.jvm import NOISE, Quieter, end_jvm, finish_abandoned, start_jvm, uninterrupted
+from holdfast.runtime.spark.archive import Boost
+from holdfast.runtime.spark.jvm import NOISE, RETRIED, Quieter, end_jvm, finish_abandoned, start_jvm, uninterrupted
 
 [INCUBATOR] = NOISE
 
@@ -60,6 +61,16 @@ class TestStart:
         with pytest.raises(PySparkRuntimeError, match="JAVA_GATEWAY_EXITED"):
             start_jvm()
         assert capfd.readouterr().err == "no such java\n"
+
+    def test_that_fails_with_options_of_holdfast_is_tried_without_them(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        install(tmp_path, 'echo "options: $SPARK_SUBMIT_OPTS" >&2', monkeypatch)
+        monkeypatch.setenv("SPARK_SUBMIT_OPTS", "-Xss2m")
+        monkeypatch.setattr(jvm, "boost", lambda environment, home: Boost("-Xint"))
+        with pytest.raises(PySparkRuntimeError, match="JAVA_GATEWAY_EXITED"):
+            start_jvm()
+        assert capfd.readouterr().err == f"options: -Xint -Xss2m\n{RETRIED.decode()}options: -Xss2m\n"
 
     def test_that_is_interrupted_waits_for_the_jvm_and_leaves_no_orphan(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
