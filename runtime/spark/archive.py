@@ -11,7 +11,7 @@ Invariants
     - The JVM decides whether an archive fits: it compares its own version, and path, size and time of each jar. It
       ignores one that does not fit, is damaged or missing, without a word.
     - An archive gets its name when it is complete: after the JVM that wrote it has exited with status 0.
-    - One process at a time stores an archive of a name, and after STARTS_MAX starts none tries it again.
+    - One process at a time stores an archive of a name, and after STARTS_MAX starts none tries it for a day.
     - Options that the user gave win. With any of them about archives, nothing is said about archives here.
 
 Source: JDK, "Application Class-Data Sharing", -XX:ArchiveClassesAtExit; docs/decisions/0129-start-on-spark.md.
@@ -37,10 +37,10 @@ SUBMIT = "SPARK_SUBMIT_OPTS"
 """The variable in which Spark's scripts find options for its JVM."""
 FOLDER = "holdfast-spark"
 STARTS_MAX = 4
-"""A JVM that was killed stores nothing; from the second start to this one, each tries it."""
-UNUSED_S = 30 * 86_400
+"""A JVM that was killed stores nothing; from the second start to this one, each tries it, then none for a day."""
+DAY_S = 86_400
+UNUSED_S = 30 * DAY_S
 """Archives that were not used for so long are removed when another one is stored."""
-PART_S = 86_400
 SPACE_BYTES = 512 * 1024**2
 """Free disk space without which no archive is stored; it takes about 70 MB."""
 LATER_OPTIMIZED = (
@@ -198,7 +198,10 @@ def _turn(archive: Path) -> int | None:
     lock = os.open(archive.with_suffix(".starts"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        starts = os.fstat(lock).st_size + 1
+        noted = os.fstat(lock)
+        starts = noted.st_size + 1
+        if starts > STARTS_MAX and noted.st_mtime < time.time() - DAY_S:
+            starts = STARTS_MAX
         if starts <= STARTS_MAX:
             os.pwrite(lock, b".", starts - 1)
         if 1 < starts <= STARTS_MAX and shutil.disk_usage(archive.parent).free >= SPACE_BYTES:
@@ -214,5 +217,5 @@ def _remove_unused(folder: Path) -> None:
     now = time.time()
     for file in folder.iterdir():
         with suppress(OSError):
-            if file.stat().st_mtime < now - (PART_S if file.suffix == ".part" else UNUSED_S):
+            if file.stat().st_mtime < now - (DAY_S if file.suffix == ".part" else UNUSED_S):
                 file.unlink()

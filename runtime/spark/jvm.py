@@ -21,7 +21,6 @@ import atexit
 import contextlib
 import os
 import subprocess
-import sys
 import threading
 import time
 import warnings
@@ -177,7 +176,8 @@ def _end(jvm: subprocess.Popen[bytes], boosted: Boost) -> None:
     if archive is not None and jvm.poll() is None:
         if boosted.worthwhile:
             within_s = JVM_STORES_WITHIN_S
-            print(STORING.format(archive), file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError):  # nobody reads
+                _write(f"{STORING.format(archive)}\n".encode())
         else:
             jvm.kill()  # without a context it has nothing to remove
     _silence()

@@ -129,9 +129,15 @@ class TestTurn:
         second.worthwhile = True
         assert not second.stored(0)
 
-    def test_comes_a_few_times_only(self, machine: Machine) -> None:
+    def test_comes_a_few_times_and_then_once_a_day(self, machine: Machine) -> None:
         for _ in range(STARTS_MAX):
             machine.start().stored(-9)
+        assert machine.start() == Boost(LATER_OPTIMIZED)
+        (noted,) = machine.folder.iterdir()
+        os.utime(noted, times=(0, time.time() - archive.DAY_S - 60))
+        again = machine.start()
+        assert WRITES in again.options
+        again.stored(-9)
         assert machine.start() == Boost(LATER_OPTIMIZED)
 
     def test_comes_again_with_another_java(self, machine: Machine) -> None:
@@ -144,7 +150,7 @@ class TestTurn:
         stored, part = machine.store(), machine.folder / "other.7.part"
         part.touch()
         os.utime(stored, times=(0, time.time() - archive.UNUSED_S - 60))
-        os.utime(part, times=(0, time.time() - archive.PART_S - 60))
+        os.utime(part, times=(0, time.time() - archive.DAY_S - 60))
         machine.jar("core.jar", "another")
         machine.store()
         assert not stored.exists() and not part.exists()

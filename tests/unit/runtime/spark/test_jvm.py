@@ -15,7 +15,16 @@ from pyspark.errors import PySparkRuntimeError
 
 from holdfast.runtime.spark import jvm
 from holdfast.runtime.spark.archive import Boost
-from holdfast.runtime.spark.jvm import NOISE, RETRIED, Quieter, end_jvm, finish_abandoned, start_jvm, uninterrupted
+from holdfast.runtime.spark.jvm import (
+    NOISE,
+    RETRIED,
+    STORING,
+    Quieter,
+    end_jvm,
+    finish_abandoned,
+    start_jvm,
+    uninterrupted,
+)
 
 [INCUBATOR] = NOISE
 
@@ -120,6 +129,35 @@ class TestEnd:
         started, _ = stand_in("import signal; signal.pause()")
         end_jvm(started, within_s=0.0)
         assert started.returncode == -signal.SIGKILL
+
+
+class TestArchive:
+    """Boost is what archive.boost returns for a JVM that is to store its classes."""
+
+    def storing(self, folder: Path, worthwhile: bool) -> Boost:
+        part = folder / "a.part"
+        part.write_bytes(b"classes")
+        return Boost("-Xint", folder / "a.jsa", worthwhile, part)
+
+    def test_is_stored_by_a_jvm_that_had_a_context_which_the_user_reads(
+        self, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        started, _ = stand_in("pass")
+        jvm._end(started, self.storing(tmp_path, worthwhile=True))
+        assert started.returncode == 0
+        assert capfd.readouterr().err == f"{STORING.format(tmp_path / 'a.jsa')}\n"
+        assert [file.name for file in tmp_path.iterdir()] == ["a.jsa"]
+
+    def test_is_not_waited_for_without_a_context(self, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+        started, _ = stand_in("import signal; signal.pause()")
+        jvm._end(started, self.storing(tmp_path, worthwhile=False))
+        assert started.returncode == -signal.SIGKILL
+        assert capfd.readouterr().err == "" and not list(tmp_path.iterdir())
+
+    def test_is_not_mentioned_by_other_starts(self, capfd: pytest.CaptureFixture[str]) -> None:
+        started, _ = stand_in("pass")
+        jvm._end(started, Boost("-Xint"))
+        assert started.returncode == 0 and capfd.readouterr().err == ""
 
 
 class TestUninterrupted:
