@@ -1,4 +1,4 @@
-"""What lets the JVM of Spark start in less time: an archive of the classes that a start loads, and later optimization.
+"""Options with which Spark's JVM starts in less time: an archive of the classes of a start, and later optimization.
 
 The second JVM that this user starts with the same Java and the same Spark stores the classes that it has loaded when it
 exits, which takes some seconds, once; later ones map them. The first only notes its start: a container, whose home is
