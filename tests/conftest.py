@@ -43,7 +43,7 @@ WITH_SPARK = (
     *("tests/bench/", "tests/soak/"),
     *(
         f"tests/e2e/test_{name}.py"
-        for name in ("cluster", "cron", "demo", "interpreters", "kills", "microbatch", "ports")
+        for name in ("archive", "cluster", "cron", "demo", "interpreters", "kills", "microbatch", "ports")
     ),
     *(f"tests/e2e/test_{name}.py" for name in ("several_hosts", "spark_frame", "spark_sources", "standbys", "wheel")),
 )
@@ -63,7 +63,9 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     archive = f" -XX:SharedArchiveFile={CLASSES}" if CLASSES.exists() and CLASSES.stat().st_size else ""
     # A Java with other classes says so at every start; it starts as well.
-    os.environ.setdefault("SPARK_SUBMIT_OPTS", f"{QUICK_JAVA}{archive} -Xlog:cds=off,cds+dynamic=off")
+    # With -Xshare, jobs leave the archives of the user who runs the tests alone.
+    options = f"{QUICK_JAVA} -Xshare:auto{archive} -Xlog:cds=off,cds+dynamic=off"
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", options)
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", QUICK_JAVA)
 
 

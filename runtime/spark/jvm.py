@@ -27,10 +27,14 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pyspark import SparkContext
+from pyspark.errors import PySparkRuntimeError
+from pyspark.find_spark_home import _find_spark_home
 from pyspark.java_gateway import launch_gateway
+
+from holdfast.runtime.spark.archive import Boost, boost
 
 R = TypeVar("R")
 NOISE = (b"WARNING: Using incubator modules: jdk.incubator.vector\n",)
@@ -41,11 +45,16 @@ _LAST_WORDS_S = 2.0
 """How long the start of a JVM that failed waits until its last lines are shown."""
 JVM_ENDS_WITHIN_S = 20.0
 """A JVM that needs longer after its standard input was closed is killed."""
+JVM_STORES_WITHIN_S = 60.0
+"""The same for a JVM that stores an archive of its classes, which takes five seconds on an idle machine."""
+STORING = "Storing the classes of Spark in {}, once: later starts take less time. Ctrl-C skips this."
+RETRIED = b"Spark's Java process did not start; trying again without the options that Holdfast adds\n"
 CHILDREN_END_WITHIN_S = 2.0
 """Time for the Python daemons of a JVM that has ended. Processes that a user's functions started may stay longer."""
 _POLL_S = 0.05
 _STDERR = 2
 _under_way: list[threading.Thread] = []
+_boosts: list[Boost] = []
 
 
 class Quieter:
@@ -127,21 +136,59 @@ def _start_jvm() -> None:
     passing_on = threading.Thread(target=_pass_on, args=(read,), name="jvm-stderr", daemon=True)
     passing_on.start()
     try:
-        gateway = launch_gateway(popen_kwargs={"stderr": write, "start_new_session": True})  # type: ignore[no-untyped-call]
+        gateway, boosted = _launch(write)
     except BaseException:
         os.close(write)
         passing_on.join(_LAST_WORDS_S)
         raise
     os.close(write)  # the JVM has its own
     SparkContext._ensure_initialized(gateway=gateway)
-    atexit.register(_end, gateway.proc)
+    _boosts.append(boosted)
+    atexit.register(_end, gateway.proc, boosted)
 
 
-def _end(jvm: subprocess.Popen[bytes]) -> None:
+def note_context() -> None:
+    """Note that the JVM has a context, so it has loaded what jobs need: it may store that."""
+    for boosted in _boosts:
+        boosted.worthwhile = True
+
+
+def _launch(stderr: int) -> tuple[Any, Boost]:
+    """Launch the JVM with options for a shorter start; if it does not start, without them."""
+    boosted = boost(os.environ, Path(_find_spark_home()))
+    try:
+        with boosted.applied(os.environ):
+            return _gateway(stderr), boosted
+    except PySparkRuntimeError:
+        boosted.stored(None)
+        if not boosted.options:
+            raise
+        os.write(stderr, RETRIED)
+        return _gateway(stderr), Boost()
+
+
+def _gateway(stderr: int) -> Any:
+    return launch_gateway(popen_kwargs={"stderr": stderr, "start_new_session": True})  # type: ignore[no-untyped-call]
+
+
+def _end(jvm: subprocess.Popen[bytes], boosted: Boost) -> None:
+    within_s, archive = JVM_ENDS_WITHIN_S, boosted.archive
+    if archive is not None and jvm.poll() is None:
+        if boosted.worthwhile:
+            within_s = JVM_STORES_WITHIN_S
+            with contextlib.suppress(OSError):  # nobody reads
+                _write(f"{STORING.format(archive)}\n".encode())
+        else:
+            jvm.kill()  # without a context it has nothing to remove
+    _silence()
+    end_jvm(jvm, within_s)
+    boosted.stored(jvm.returncode)
+
+
+def _silence() -> None:
     context = SparkContext._active_spark_context
     if context is not None:  # its server for accumulators would print that the JVM has closed the connection
         context._accumulatorServer.handle_error = lambda request, client_address: None  # type: ignore[method-assign]
-    end_jvm(jvm)
 
 
 def end_jvm(jvm: subprocess.Popen[bytes], within_s: float = JVM_ENDS_WITHIN_S) -> None:

@@ -27,7 +27,7 @@ from holdfast.errors import ConfigError, Unavailable
 from holdfast.runtime.driver.state import Site
 from holdfast.runtime.processes.host import WorkerTask, host_worker
 from holdfast.runtime.spark import reach
-from holdfast.runtime.spark.jvm import start_jvm, uninterrupted
+from holdfast.runtime.spark.jvm import note_context, start_jvm, uninterrupted
 
 _log = logging.getLogger(__name__)
 
@@ -104,6 +104,7 @@ def start_context(
         context = uninterrupted(lambda: SparkContext.getOrCreate(conf))
     except Exception as error:  # py4j raises several kinds; each means that Spark did not start
         raise _no_spark(error) from error
+    note_context()
     # A killed worker fails its Spark job; the Holdfast job reports the consequence, in one line.
     context.setLogLevel("FATAL")
     return context

@@ -21,7 +21,6 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
-import stat
 import sys
 import tempfile
 from functools import cache
@@ -33,6 +32,7 @@ from numba.core import serialize
 from numba.core.caching import NullCache
 from numba.core.compiler import CompileResult
 
+from holdfast.caches import is_private, user_caches
 from holdfast.state.compiled.digest import sources_digest
 
 _DIGEST_BYTES = 32
@@ -95,11 +95,10 @@ class KernelCache(NullCache):
 def cache_folder() -> Path | None:
     """Return where kernels are cached; None if there is no safe folder."""
     beside = Path(__file__).parent / "__pycache__"
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if _writable(beside):
         return beside
-    own = (Path(home) / "holdfast-kernels", Path(tempfile.gettempdir()) / f"holdfast-kernels-{os.geteuid()}")
-    return next((folder for folder in own if _own(folder)), None)
+    own = (user_caches() / "holdfast-kernels", Path(tempfile.gettempdir()) / f"holdfast-kernels-{os.geteuid()}")
+    return next((folder for folder in own if is_private(folder)), None)
 
 
 def _writable(folder: Path) -> bool:
@@ -112,15 +111,3 @@ def _writable(folder: Path) -> bool:
     except OSError:
         return False
     return True
-
-
-def _own(folder: Path) -> bool:
-    """Create a folder that only this user can read and write; return whether it is one."""
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        folder.mkdir(mode=0o700, exist_ok=True)
-        found = os.lstat(folder)
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError:
-        return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077

@@ -18,6 +18,7 @@ from holdfast.state.compiled import cache
 SOURCE = Path(holdfast.__file__).resolve().parent
 PACKAGES = (
     "__init__.py",
+    "caches.py",
     "errors.py",
     "model.py",
     "ports.py",

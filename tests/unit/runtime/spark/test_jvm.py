@@ -14,7 +14,17 @@ from pyspark import SparkContext
 from pyspark.errors import PySparkRuntimeError
 
 from holdfast.runtime.spark import jvm
-from holdfast.runtime.spark.jvm import NOISE, Quieter, end_jvm, finish_abandoned, start_jvm, uninterrupted
+from holdfast.runtime.spark.archive import Boost
+from holdfast.runtime.spark.jvm import (
+    NOISE,
+    RETRIED,
+    STORING,
+    Quieter,
+    end_jvm,
+    finish_abandoned,
+    start_jvm,
+    uninterrupted,
+)
 
 [INCUBATOR] = NOISE
 
@@ -60,6 +70,16 @@ class TestStart:
         with pytest.raises(PySparkRuntimeError, match="JAVA_GATEWAY_EXITED"):
             start_jvm()
         assert capfd.readouterr().err == "no such java\n"
+
+    def test_that_fails_with_options_of_holdfast_is_tried_without_them(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        install(tmp_path, 'echo "options: $SPARK_SUBMIT_OPTS" >&2', monkeypatch)
+        monkeypatch.setenv("SPARK_SUBMIT_OPTS", "-Xss2m")
+        monkeypatch.setattr(jvm, "boost", lambda environment, home: Boost("-Xint"))
+        with pytest.raises(PySparkRuntimeError, match="JAVA_GATEWAY_EXITED"):
+            start_jvm()
+        assert capfd.readouterr().err == f"options: -Xint -Xss2m\n{RETRIED.decode()}options: -Xss2m\n"
 
     def test_that_is_interrupted_waits_for_the_jvm_and_leaves_no_orphan(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -109,6 +129,35 @@ class TestEnd:
         started, _ = stand_in("import signal; signal.pause()")
         end_jvm(started, within_s=0.0)
         assert started.returncode == -signal.SIGKILL
+
+
+class TestArchive:
+    """Boost is what archive.boost returns for a JVM that is to store its classes."""
+
+    def storing(self, folder: Path, worthwhile: bool) -> Boost:
+        part = folder / "a.part"
+        part.write_bytes(b"classes")
+        return Boost("-Xint", folder / "a.jsa", worthwhile, part)
+
+    def test_is_stored_by_a_jvm_that_had_a_context_which_the_user_reads(
+        self, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        started, _ = stand_in("pass")
+        jvm._end(started, self.storing(tmp_path, worthwhile=True))
+        assert started.returncode == 0
+        assert capfd.readouterr().err == f"{STORING.format(tmp_path / 'a.jsa')}\n"
+        assert [file.name for file in tmp_path.iterdir()] == ["a.jsa"]
+
+    def test_is_not_waited_for_without_a_context(self, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+        started, _ = stand_in("import signal; signal.pause()")
+        jvm._end(started, self.storing(tmp_path, worthwhile=False))
+        assert started.returncode == -signal.SIGKILL
+        assert capfd.readouterr().err == "" and not list(tmp_path.iterdir())
+
+    def test_is_not_mentioned_by_other_starts(self, capfd: pytest.CaptureFixture[str]) -> None:
+        started, _ = stand_in("pass")
+        jvm._end(started, Boost("-Xint"))
+        assert started.returncode == 0 and capfd.readouterr().err == ""
 
 
 class TestUninterrupted:
