@@ -126,7 +126,7 @@ class EventTime:
         self._tell(partition, _IDLE if idle else _QUIET)
 
     def look(self, partition: int, offset: int) -> None:
-        """Ask a source that tells time how far it is at this offset, where no poll has asked."""
+        """Ask a source that reports its time how far it is at this offset, where no poll has asked."""
         if self._ask(partition, offset):
             self._tell(partition, _ALIVE)
 

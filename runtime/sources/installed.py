@@ -4,7 +4,7 @@ A package names its connectors in the entry point group `holdfast.connectors`. C
 name is for code that takes it from configuration, and for `holdfast connectors`.
 
 Invariants
-    - A package cannot take a name of ours, nor one that another package has: neither is loaded.
+    - Connectors that share a name are never loaded by it, even if one of them is ours.
     - Nothing is imported before a connector is asked for by its name.
 
 Source: docs/decisions/0032-connectors.md.
@@ -62,8 +62,8 @@ def connector(name: str, *args: Any, **options: Any) -> Any:
 
     Args:
         name: As `holdfast connectors` lists it.
-        args: What the connector's class takes.
-        options: What the connector's class takes by name.
+        args: Positional arguments of the connector's class.
+        options: Keyword arguments of the connector's class.
 
     Raises:
         ConfigError: no installed package registers the name, two do, or its module cannot be imported.

@@ -1,4 +1,4 @@
-"""What `holdfast connectors` lists: which connectors are installed, what each can do, and what it is made with.
+"""The output of `holdfast connectors`: which connectors are installed, what each can do, and what it is made with.
 
 All of it is data of the connectors. A class may have two attributes for it; ours have both where they apply:
 
@@ -34,11 +34,11 @@ class Listed:
     """A connector in the list.
 
     Args:
-        library: What it is made with; None: nothing besides its own package, or unknown.
+        library: The library it is made with; None: nothing besides its own package, or unknown.
         version: The version of the library; None: it is missing, or unknown.
         sides: "source", "sink" or both -> trait -> whether a configuration can have it; None: traits are unknown.
         problem: Why jobs cannot use it here; None if they can.
-        next: What to do about the problem.
+        next: The next step to solve the problem.
     """
 
     installed: Installed

@@ -31,7 +31,7 @@ from holdfast.runtime.plan.source import OFFSETS, OpenSource, PartitionReader
 
 
 class Untaken(NamedTuple):
-    """What one read gave of a partition, in a queue of such."""
+    """The result of one read of a partition, in a queue of such results."""
 
     read: Read
     apart: bool = True
@@ -71,7 +71,7 @@ class Reading:
     """The run reads further than `until`, but not now: a microbatch ends there."""
     ahead: Ahead = field(default_factory=inline)
     rest: deque[Untaken] = field(default_factory=deque)
-    """What was read from `offset` on and not taken yet."""
+    """The reads from `offset` on that were not taken yet."""
     lost: int = 0
     """See SourcePosition.lost."""
     reader: PartitionReader | None = None
@@ -86,7 +86,7 @@ class Reading:
         return self.reader.poll(bytes_max)
 
     def told(self, offset: int) -> int | None:
-        """Return the watermark that the source itself tells at an offset; None: only the records show their time."""
+        """Return the watermark that the source itself reports at an offset; None: only the records show their time."""
         return self.opened.watermark(self.partition, offset)
 
     def failed(self, error: Unavailable, now: float) -> None:

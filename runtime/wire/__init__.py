@@ -1,4 +1,4 @@
-"""What driver and workers share: messages, channels, mailboxes, clocks, and signs of life.
+"""The vocabulary that driver and workers share: messages, channels, mailboxes, clocks, and signs of life.
 
 Vocabulary and ports only; the sockets are in runtime/processes. Drivers and workers decide elsewhere.
 """

@@ -95,12 +95,12 @@ class PartitionTime(msgspec.Struct, frozen=True):
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """What a worker has done in this generation, for display."""
+    """The progress of a worker in this generation, for display."""
 
     records_in: int = 0
     rss_bytes: int = 0
     state_bytes: int = 0
-    """Of all tables, in memory or swapped out."""
+    """Bytes of all tables, in memory or swapped out."""
     state_memory: int | None = None
     """The budget; None: no limit."""
     lag_epochs: int = 0
@@ -109,13 +109,13 @@ class Progress(msgspec.Struct, frozen=True):
     operators: tuple[OperatorProgress, ...] = ()
     sink_errors: dict[str, str] = {}
     sink_advice: dict[str, str] = {}
-    """What to do, for each sink with an error."""
+    """The next step, for each sink with an error."""
     ended: tuple[SourcePosition, ...] = ()
     """Partitions that have ended."""
     times: tuple[PartitionTime, ...] = ()
     """For the partitions of sources with event time."""
     held_by: tuple[str, ...] = ()
-    """What keeps sources from being read now: throttle, delivery, memory, channel, event time, last barrier, or a mark
+    """Reasons why sources are not read now: throttle, delivery, memory, channel, event time, last barrier, or a mark
     of runtime/wire/vitals.py, such as that of a Python function that has been running for a while."""
     first_record_at: int | None = None
     """When the first record of this generation was read; microseconds since 1970, UTC."""
@@ -127,11 +127,11 @@ class Progress(msgspec.Struct, frozen=True):
     restored: tuple[int, int] | None = None
     """While state is restored: the bytes of stored pieces restored so far, and of all pieces; else None."""
     due_us: int | None = None
-    """Of a task: the earliest processing time at which a later epoch has something to do; None if never."""
+    """For a task, the earliest processing time at which a later epoch has something to do; None if never."""
     source_errors: dict[str, str] = {}
     """Why a source cannot be read, if it could not be for some time."""
     source_advice: dict[str, str] = {}
-    """What to do, for each source with an error."""
+    """The next step, for each source with an error."""
 
 
 class Copied(msgspec.Struct, frozen=True):
@@ -141,7 +141,7 @@ class Copied(msgspec.Struct, frozen=True):
     epoch: Epoch
     """The completed epoch that the copy holds; 0: none yet."""
     bytes: int = 0
-    """What is stored of the requested epoch and not in the copy's memory; an estimate while it reads a local folder."""
+    """Bytes stored for the requested epoch that the copy's memory lacks; an estimate while it reads a local folder."""
 
 
 class BrokenLink(msgspec.Struct, frozen=True):
@@ -174,7 +174,7 @@ class Heartbeat(Message, frozen=True):
     """The next barrier should not wait until it is due: changes since the last one take much memory or, in microbatch
     mode, records wait to be read."""
     copies: tuple[Copied, ...] = ()
-    """Of a standby."""
+    """The copies that a standby holds."""
     broken_to: tuple[BrokenLink, ...] = ()
     """With `broken`: the peers, if channels broke."""
 
@@ -213,7 +213,7 @@ class Failed(Message, frozen=True):
 
 
 class Vitals(Message, frozen=True):
-    """What the companion process observed of its worker; belongs to no generation."""
+    """Observations of the companion process about its worker; they belong to no generation."""
 
     worker: WorkerId
     state: Literal["held", "hung", "ended", "lost"]
@@ -262,7 +262,7 @@ class Killer(msgspec.Struct, frozen=True):
     """How the process ended, for the dead letter."""
     partition: int = UNKNOWN
     offset: int = 0
-    """Of its record, if the partition is known."""
+    """The offset of its record, if the partition is known."""
 
 
 LIMITED_EPOCHS = 3
@@ -287,7 +287,7 @@ class Suspect(msgspec.Struct, frozen=True):
 
 
 class TopicState(msgspec.Struct, frozen=True):
-    """What a restore must know of the topic that holds the changelog."""
+    """The facts about a changelog's topic that a restore needs."""
 
     history: tuple[Stretch, ...]
     """The lineage: records of other epochs do not count."""
@@ -321,7 +321,7 @@ class Deploy(Message, frozen=True):
     lineage: dict[Epoch, str] = {}
     """Epochs at which local state may serve as a base, with the SHA-256 of their manifests (P14)."""
     audit: str = "rows"
-    """What is digested: off, counts or rows (docs/decisions/0018)."""
+    """The extent of the digests: off, counts or rows (docs/decisions/0018)."""
     claim: Claim = NO_CLAIM
     """The driver's right to write to targets, and to read the topic."""
     topic: TopicState | None = None

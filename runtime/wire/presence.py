@@ -1,7 +1,7 @@
 """The driver of a job as recorded in its `live.json`, and whether that process is known to have ended.
 
 A driver that no longer renews `live.json` may be dead, paused or cut off; another machine cannot distinguish these. On
-the same machine the system knows whether the process exists, so a command need not wait until the file is stale, nor
+the same machine the system knows whether the process exists, so a command need not wait until the file is stale, or
 send requests to a dead driver.
 A wrong answer here is never unsafe: only the job log decides which of two drivers may write (PROTOCOL P3, P6).
 

@@ -40,7 +40,7 @@ class At(NamedTuple):
     """How many at most."""
     partition: int = UNKNOWN
     offset: int = 0
-    """Of the first record, if the partition is known."""
+    """The offset of the first record, if the partition is known."""
     following: int = 0
     """The offset after the last record."""
     digest: int = 0

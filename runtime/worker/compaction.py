@@ -52,7 +52,7 @@ class CompactJob:
     copied_max: int = 0
     """Bytes of the object up to which `data` holds it."""
     data: bytes | None = None
-    """What was stored; None if it is larger."""
+    """The stored bytes; None if there are more than `copied_max`."""
 
     def run(self, store: ObjectStore) -> SegmentRef:
         """Read the pieces, store their merge, and return the reference by which a handle names it."""
@@ -153,7 +153,7 @@ def reaches(plan: Plan, target: Target, epoch: Epoch) -> bool:
 
 @dataclass(frozen=True)
 class Beyond:
-    """What brings state as of an epoch to a target: records of the topic, then pieces, which are open."""
+    """The changes from state as of an epoch to a target: records of the topic, then pieces, which are open."""
 
     records: Iterator[Piece]
     stored: tuple[Piece, ...]

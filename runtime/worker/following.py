@@ -37,7 +37,7 @@ from holdfast.runtime.worker.target import Target, cut_of
 RETRY_S = 1.0
 """Time between two attempts to read a root that is unreachable."""
 OPENED_BYTES_MAX = 512 << 20
-"""Of pieces that are open together: object stores hold them in memory. More are restored one by one."""
+"""The limit for pieces that are open together: object stores hold them in memory. More are restored one by one."""
 
 
 class _Superseded(Exception):

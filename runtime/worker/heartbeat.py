@@ -26,7 +26,7 @@ class MemoryUse(NamedTuple):
     """The memory of a worker's state."""
 
     state_bytes: int
-    """Of all tables, in memory or swapped out."""
+    """Bytes of all tables, in memory or swapped out."""
     budget: int | None
     is_full: bool
     """Sources wait for memory."""

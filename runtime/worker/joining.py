@@ -7,7 +7,7 @@ A watermark between two batches matters to the rows behind it if it makes them l
 batch is joined with those before the watermark only if none of its rows lies behind that watermark, in every column
 that a step there or later compares with event time. Such a row comes to the same before and after the watermark
 (`Step.compared`). A batch with a row that may be late is joined with nothing: sessions decide about such rows together.
-Where a function of the user sees watermarks, nothing is joined. Of several watermarks that only advance, the newest
+Where a function of the user sees watermarks, nothing is joined. If several watermarks only advance, the newest
 counts.
 
 Invariants
@@ -185,7 +185,7 @@ def judged(
         reads: At least one; only the last may be without records.
         offset: Where the first begins.
         times: Event times of the rows of each, if watermarks matter.
-        told: Returns the watermark that the source itself tells at an offset.
+        told: Returns the watermark that the source itself reports at an offset.
         at_us: The partition's watermark before the first, or a later time: rows behind it may be late.
     """
     pieces, before, alone = list[Untaken](), None, True

@@ -51,7 +51,7 @@ DEFAULT_LIMITS = Thresholds()
 
 @dataclass(frozen=True)
 class Sealed:
-    """What the upload lane made durable for one epoch."""
+    """The objects that the upload lane made durable for one epoch."""
 
     segment: SegmentRef | None
     staged: Mapping[str, Staged]
@@ -82,14 +82,14 @@ class Worker:
     """The last barrier was sent: sources emit nothing more (P13)."""
     positions: Mapping[Epoch, tuple[SourcePosition, ...]] = field(default_factory=dict)
     counts: Mapping[Epoch, tuple[PartAudit, ...]] = field(default_factory=dict)
-    """What each fragment took and emitted in an epoch that is not known to be committed."""
+    """The counts of each fragment's input and output in an epoch that is not known to be committed."""
     sealing: frozenset[Epoch] = frozenset()
     """Closed by every fragment and not durable yet; a refused write is retried, so they may finish in any order."""
     sealed: Mapping[Epoch, Sealed] = field(default_factory=dict)
     """Durable and not known to be committed, oldest first."""
     limits: Thresholds = DEFAULT_LIMITS
     handle: SnapshotHandle | None = None
-    """What the manifest of epoch `committed` names for this subtask; None if the worker never merges."""
+    """The snapshot that the manifest of epoch `committed` names for this subtask; None if the worker never merges."""
     merging: bool = False
     """A merge is in progress, or done and not yet part of a completed epoch; there is one at a time."""
     merged: SegmentRef | None = None
@@ -316,7 +316,7 @@ def _advance(state: Worker, through: Epoch) -> tuple[Worker, list[Effect]]:
 def awaits_outcome(state: Worker) -> bool:
     """Return whether every fragment has closed the last epoch that is known here, and its outcome is open.
 
-    Then no barrier of this epoch is behind anything that this worker has not taken, nor behind anything that another
+    Then no barrier of this epoch is behind anything that this worker has not taken, or behind anything that another
     worker can only send to this one: every worker that sends to it has closed the epoch too.
     """
     newest = max(state.passed.values())

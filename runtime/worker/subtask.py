@@ -238,7 +238,7 @@ class SubtaskRun:
                     self._times[reading.fragment].rests(reading.partition, idle=idle)
 
     def look_at_time(self) -> None:
-        """Ask the sources that tell time themselves, for partitions that are read no further now."""
+        """Ask the sources that report their time, for partitions that are read no further now."""
         for reading in self._readings:
             if not reading.is_over() and (time := self._times.get(reading.fragment)) is not None:
                 time.look(reading.partition, reading.offset)
@@ -691,7 +691,7 @@ class Active:
     ahead: Mapping[str, Ahead] = field(default_factory=dict)
     """How the readers of each source read in the background."""
     ready: m.Ready | None = None
-    """What the driver was sent once it was deployed."""
+    """The message to the driver after the deployment."""
     ends: tuple[SourcePosition, ...] = ()
     """Where the sources ended when they were last asked, as far as they are known."""
     asks_for_ends: bool = False

@@ -39,7 +39,7 @@ READER = WorkerId("topic")
 
 @dataclass(frozen=True)
 class Older:
-    """What a topic holds of a target's state."""
+    """The part of a target's state that a topic holds."""
 
     plan: Plan
     target: Target

@@ -1,7 +1,7 @@
 """How long the work of a worker on its targets has been under way.
 
 A target that refuses says so. One that takes a connection and never answers, because its process is stopped or its
-host is gone, says nothing: a delivery may then wait for as long as its client library does, which may be for ever.
+host is unreachable, says nothing: a delivery may then wait as long as its client library does, perhaps indefinitely.
 
 Pure: the clock is given.
 """
@@ -19,7 +19,7 @@ SLOW_AFTER_S = 30.0
 
 
 class UnderWay:
-    """What a worker has begun on the targets of its sinks, and not ended."""
+    """The calls that a worker has begun on the targets of its sinks, and not ended."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock, self._numbers = clock, count()

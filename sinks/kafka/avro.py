@@ -186,7 +186,7 @@ def _taker(field: pa.Field, given: Type, path: str, nulls: bool) -> Take:
 def _inner(field: pa.Field, written: Type, path: str) -> Take:
     """Return how what a list or a map holds becomes values of a type. Raises NoForm.
 
-    The type of a column does not tell whether a null is within it, so nulls are refused row by row.
+    The type of a column does not show whether a null is within it, so nulls are refused row by row.
     """
     take = _taker(field, written, path, False)
     if not field.nullable or written.without_null[1]:

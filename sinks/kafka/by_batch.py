@@ -1,6 +1,6 @@
 """A producer of librdkafka that takes records by the batch, and reports only those that fail.
 
-See sending.Sender. What the library reports, about records and about itself, comes as events, which every call that
+See sending.Sender. The library's reports, about records and about itself, come as events, which every call that
 waits takes. A record that failed stays with the library until its report was taken. So if it has none, the brokers have
 every record whose fault was not reported.
 
@@ -139,7 +139,7 @@ class ByBatch(Sender):
         raise_for(self._library, self._library.begin_transaction(self._live))
 
     def commit_transaction(self, timeout_s: float) -> None:
-        """Its records must be flushed: the library would wait for reports that nobody takes meanwhile."""
+        """Its records must be flushed: the library would wait for reports that no thread takes meanwhile."""
         raise_for(self._library, self._library.commit_transaction(self._live, int(timeout_s * 1_000)))
 
     def abort_transaction(self, timeout_s: float) -> None:

@@ -466,7 +466,7 @@ class ProgressReader:
 
 
 def _about_the_group(message: Message) -> bool:
-    """Return whether this is a refusal of the consumer's group, about which the library asks by itself.
+    """Return whether this is a refusal of the consumer's group, about which the library asks automatically.
 
     Partitions are assigned and no offset is committed, so the user needs no right to a group.
     """

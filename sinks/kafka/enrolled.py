@@ -58,7 +58,7 @@ class Enrolled:
 
 
 class Header:
-    """What each value begins with; the registry is asked for the id of the schema once."""
+    """The header of each value; the registry is asked for the id of the schema once."""
 
     def __init__(self, enrolled: Enrolled) -> None:
         self._enrolled = enrolled

@@ -1,7 +1,7 @@
-"""What an error of Kafka means for a delivery, where it means more than it does for a reader.
+"""The meaning of Kafka errors for a delivery, where they mean more than for a reader.
 
 Invariants
-    - What may succeed when it is tried again is Unavailable; nothing else is.
+    - An error is Unavailable exactly if another attempt may succeed.
     - No code means that a transaction was committed.
     - No message shows the value of a secret.
 
@@ -130,4 +130,4 @@ _FOR_ROWS: Mapping[int, Meaning] = {
         "raise max.message.bytes of the topic and message.max.bytes in options=, or make the rows smaller",
     ),
 }
-"""What differs for rows that are written without a transaction."""
+"""The differences for rows that are written without a transaction."""

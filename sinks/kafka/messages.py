@@ -3,7 +3,7 @@
 Made by arithmetic on whole columns, so that no record is an object of Python.
 
 Invariants
-    - What a message points to lives as long as the `Messages` do. The library copies it when it takes the message.
+    - The buffers of a message live as long as the `Messages` do. The library copies it when it takes the message.
     - A record without a key or value has no pointer; an empty one has a pointer and no bytes.
 
 Pure: memory only.
@@ -44,8 +44,8 @@ class Messages:
     Args:
         array: `rd_kafka_message_t`, as `_LAYOUT` has it.
         partition: Where all of them go, or `ANY_PARTITION`.
-        bytes: Of all records, keys and values.
-        held: What they point to.
+        bytes: Bytes of all keys and values.
+        held: The buffers that they point to.
     """
 
     array: NDArray[Any]

@@ -5,9 +5,9 @@ is lost neither loses nor repeats a record. A wait that takes too long ends with
 where they are: the next call goes on waiting for the same ones.
 
 Invariants
-    - A producer is given up only when none of its records is on the way, or when the library has failed for good.
+    - A producer is given up only when none of its records is on the way, or when the library has failed permanently.
     - After the first record that failed, no further one is put into the library's queue; what is in it is taken back.
-    - A write is complete only if the library has none of its records, nor of those before, and reported none as failed.
+    - A write is complete only if the library has none of its records or of those before, and reported none as failed.
 
 Source: confluent_kafka; librdkafka's INTRODUCTION.md, idempotent producer; docs/decisions/0093-repeating-sinks.md.
 """
@@ -44,7 +44,7 @@ class PlainProducer(RepeatingProducer):
         self._writes = 0
         """How many are not complete."""
         self._left = deque[Any]()
-        """What is not, or not all, in the library's queue; the first from `_at` on."""
+        """Records that are not, or not all, in the library's queue; the first from `_at` on."""
         self._at = 0
         self._standing, self._until = 0, 0.0
         """How many records the library had when that changed last, and until when it must change again."""

@@ -48,7 +48,7 @@ def topic_record(job_uuid: str, sink: str, topic: str) -> tuple[bytes, bytes]:
 
 @dataclass(frozen=True)
 class Layout:
-    """What a topic that holds a changelog has to stay.
+    """The properties that a changelog's topic has to keep.
 
     Args:
         partitions: Their number: the key group of a record decides on its partition.
@@ -66,7 +66,7 @@ def layout_record(layout: Layout) -> tuple[bytes, bytes]:
 
 @dataclass(frozen=True)
 class Compacted:
-    """What a compaction left of a changelog.
+    """The part of a changelog that a compaction left.
 
     Args:
         id: That of its records.
@@ -89,7 +89,7 @@ def base_record(job_uuid: str, sink: str, base: Compacted) -> tuple[bytes, bytes
 
 
 class Progress:
-    """What the records read so far add up to.
+    """The result of all records read so far.
 
     Args:
         where: How messages name the progress topic.

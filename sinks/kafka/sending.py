@@ -1,4 +1,4 @@
-"""What a producer of a sink asks of the client library: it takes records, and reports what became of each.
+"""The port of a sink's producer to the client library: it takes records, and reports the outcome of each.
 
 by_batch.py and one_by_one.py are the two ways to do so; senders.py chooses.
 
@@ -19,7 +19,7 @@ PUT_MAX = 8_192
 
 
 class Put(NamedTuple):
-    """What became of records that were put.
+    """The outcome of records that were put.
 
     Args:
         taken: How many the library has taken: it reports each of them that fails.

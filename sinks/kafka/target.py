@@ -8,10 +8,10 @@ Invariants
     - A session begins with the init; what it knows of the progress topic was read after it.
     - A session ends with the first error, and with the first sign that the library has resent a request. Its producer
       is never used again.
-    - An error after the commit was sent is never taken for a commit, nor for none: the progress topic decides.
+    - An error after the commit was sent proves neither a commit nor an abort: the progress topic decides.
     - The tag is the first record of a transaction.
     - A delivery goes to the topic that has the sink's earlier rows: the progress topic says which one of its name.
-    - What adds more to the progress topic than tag, topic and owner, as the first delivery of a changelog does, is
+    - A transaction that adds more to the progress topic than tag, topic and owner (a changelog's first delivery) is
       committed only if nothing else came there since it was read: of two such transactions under ids that do not fence
       each other, the one whose records are later sees the other's.
 
@@ -76,7 +76,7 @@ Mark = tuple[bytes, bytes]
 
 
 class Content(Protocol):
-    """What the transactions of a target hold besides tags and owners."""
+    """The content of a target's transactions besides tags and owners."""
 
     def marks(self, progress: Progress) -> Iterable[Mark]:
         """Return what else a transaction adds to the progress topic: what makes the topic that of this content.
@@ -178,7 +178,7 @@ class TransactionalProducer(Protocol):
 
 
 class Connection(Protocol):
-    """What a target has open at the brokers."""
+    """The open connection of a target to the brokers."""
 
     def producer(self) -> TransactionalProducer:
         """Return a new producer of the target's transactional id, which is not initialised yet."""

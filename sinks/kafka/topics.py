@@ -40,7 +40,7 @@ class Topic:
 
     Args:
         settings: None if this user may not read them.
-        rights: What this user may do, such as "WRITE"; None: the brokers do not say.
+        rights: Operations that this user may perform, such as "WRITE"; None: the brokers do not say.
     """
 
     partitions: int
@@ -166,7 +166,7 @@ def settings_unknown(place: KafkaPlace, records: str) -> NotAdmitted:
     """Return the refusal of a topic whose brokers may remove records.
 
     Args:
-        records: What the records are, as a clause.
+        records: A clause that describes the records.
     """
     return NotAdmitted(
         f"{place.where}: this user has no right to read its settings, so it is unknown whether the brokers remove "

@@ -1,7 +1,7 @@
 """The open transactions in a topic and its progress topic, and how those of a sink are ended.
 
 The client library has no request that lists the transactions of a cluster, or says whose one is. So what can be seen is
-what they do: between the last stable offset and the end of a partition, readers see nothing. What can be ended are the
+what they do: between the last stable offset and the end of a partition, readers see nothing. Holdfast can end the
 transactions of a known transactional id: a producer that initialises the id aborts what an older one left open, and
 completes what it had begun to commit.
 

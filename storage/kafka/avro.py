@@ -56,10 +56,10 @@ class Type:
         kind: A primitive, or "record", "enum", "array", "map", "union", "fixed".
         logical: The logical type, if it is a valid one.
         name: The full name of a record, enum or fixed.
-        fields: Of a record: names and types, in order.
+        fields: Names and types of a record's fields, in order.
         items: The items of an array, or the values of a map.
-        branches: Of a union, in order.
-        size: Of a fixed, in bytes.
+        branches: Branches of a union, in order.
+        size: Bytes of a fixed.
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""What errors of Kafka mean: who has to act, and what to do.
+"""The meaning of Kafka errors: who has to act, and what to do.
 
 Invariants
     - No message shows the value of a secret.

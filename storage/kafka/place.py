@@ -38,7 +38,7 @@ DEFAULTS: Mapping[str, Option] = {
     "reconnect.backoff.max.ms": 1_000,
     "log_level": 2,
 }
-"""Options that a job may change. What the library logs about lost connections, Holdfast reports itself."""
+"""Options that a job may change. Holdfast itself reports the lost connections that the library would log."""
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ class Topic:
         id: Differs between topics of one name; None if the brokers have no such ids.
         partitions: All partitions, in order.
         leaderless: Partitions that no broker serves now.
-        rights: What the user may do, such as "READ"; None: the brokers do not say.
+        rights: Operations that the user may perform, such as "READ"; None: the brokers do not say.
     """
 
     cluster: str
@@ -63,11 +63,11 @@ class Topic:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a topic keeps.
+    """The retention of a topic.
 
     Args:
         age_ms: Older records are removed; None: no limit, or it is not known.
-        size_bytes: Of each partition; beyond it, the oldest records are removed. None: no limit, or it is not known.
+        size_bytes: Bytes per partition; beyond, the oldest records are removed. None: no limit, or it is not known.
     """
 
     age_ms: int | None
@@ -75,7 +75,7 @@ class Limits:
 
 
 class Reported:
-    """What a client has reported by itself: why it cannot connect."""
+    """The reports of a client about its connections: why it cannot connect."""
 
     def __init__(self) -> None:
         self.error: Any = None

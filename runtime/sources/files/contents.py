@@ -1,4 +1,4 @@
-"""What reading a file gives, whatever its format.
+"""The result of reading a file, whatever its format.
 
 Pure. Source: docs/decisions/0080-files-source.md.
 """

@@ -25,7 +25,7 @@ from holdfast.runtime.sources.files.contents import Contents, Piece, WrongFile
 from holdfast.storage.folders import ReadFile
 
 _WRONG = (pa.ArrowException, OSError, ValueError)
-"""What pyarrow raises for a damaged file; a file that cannot be read raises Unavailable, which is none of them."""
+"""The errors of pyarrow for a damaged file; a file that cannot be read raises Unavailable, which is none of them."""
 _ROWS_MAX = 65_536
 _UUID = pa.uuid()
 

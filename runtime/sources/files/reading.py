@@ -2,7 +2,7 @@
 
 Invariants
     - One thread at a time uses the open files, and one the catalogue; the operator thread never waits for a file.
-    - What was read counts only if the file still has the version that the catalogue names.
+    - A read counts only if the file still has the version that the catalogue names.
     - Only a connection of a run's driver appends to the catalogue: others are made of a source that does not list, or
       are never asked for their partitions.
 
@@ -118,7 +118,7 @@ class OpenFiles(OpenSource):
         return {partition: self._catalogue.end(partition) for partition in self._partitions}
 
     def retention_start(self, partition: int) -> int:
-        """Return 0: files that are gone before they were read are an error, and nothing is skipped."""
+        """Return 0: a file that was removed before it was read is an error, and nothing is skipped."""
         return 0
 
     def whole_from(self, partition: int) -> int:
@@ -252,7 +252,7 @@ class OpenFiles(OpenSource):
 
     def _changed(self, file: Found, where: Where) -> Damaged:
         now = self._folder.look(file.name)
-        what = "it is gone, and was not read to its end" if now is None else _difference(file, now)
+        what = "it no longer exists, and was not read to its end" if now is None else _difference(file, now)
         return self._refused(file.name, what, RESTORE, where)
 
     def _refused(self, name: str, why: str, next_step: str, where: Where | None = None) -> Damaged:

@@ -94,7 +94,7 @@ class FilesSource(Source):
         return replace(self, folder=folder)
 
     def copied(self, *, again: bool) -> FilesSource:
-        """What is copied is the list of files."""
+        """Copy the list of files."""
         store = open_objects(self._folder)
         before = read_head(store)
         if before is not None and not again:

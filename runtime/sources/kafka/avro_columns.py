@@ -1,7 +1,7 @@
 """Avro values to columns: those of one schema, which their writer used.
 
 Columns are fields of the schema's record with the same names. Which types become which is in `_BUILDERS`: only where no
-value changes. What depends on the schema is compared once, here; what depends on a value refuses the record.
+value changes. A misfit of the schema is found once, here; a misfit of a value refuses the record.
 
 | column | field |
 |---|---|
@@ -50,7 +50,7 @@ _TOO_SHORT = "it does not follow its schema: it ends too early, or a length or a
 _MILLIS_MICROS = {"timestamp-millis": "ms", "timestamp-micros": "us"}
 _DAY_US = 86_400_000_000
 FAULTS = (EOFError, IndexError, StopIteration, OverflowError)
-"""What the codec raises for bytes that do not follow the schema."""
+"""The errors of the codec for bytes that do not follow the schema."""
 
 
 class Misfit(Exception):

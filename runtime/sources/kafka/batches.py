@@ -1,12 +1,12 @@
 """The messages of one topic's partitions as columns, from one consumer of librdkafka.
 
-What feed.py does with `consume()`, without a Python object per message: see `Feed` there, whose contract this is.
+Does the same as feed.py with `consume()`, without a Python object per message: see the contract of `Feed` there.
 
 Invariants
     - Messages of a partition are handed over in order, each once, from the offset that was asked for.
     - "No messages" is an answer only after a fetch that reached the end; until then the answer is unknown.
     - Asking for another offset than the one that follows begins with another consumer.
-    - Of each partition, what was taken from the library but not handed over is less than one batch; the library keeps
+    - Less than one batch of each partition is taken from the library and not handed over; the library keeps
       `QUEUED_BYTES_MAX` of all partitions together, or `QUEUE_BYTES_MIN` of each if that is more, and one fetch beyond.
 
 For one thread at a time. Source: docs/decisions/0089-kafka-batches.md.
@@ -46,7 +46,7 @@ from holdfast.storage.kafka.questions import Reported
 QUEUED_MESSAGES_MAX, QUEUE_MESSAGES_MIN = 200_000, 5_000
 """Beyond so many, the library fetches no more of a partition; each takes some 300 bytes besides its value."""
 COPIED_BYTES_MAX = 1 << 30
-"""Of messages that are copied together: their places in a column are numbers of 32 bits."""
+"""The limit for messages that are copied together: their places in a column are numbers of 32 bits."""
 FIRST_MESSAGES = 1_000
 """How many are asked for while their size is not known."""
 
@@ -64,7 +64,7 @@ class _Partition:
     fault: tuple[Any, int] | None = None
     """An error of the library, and the offset that it names."""
     message_bytes: float = 0.0
-    """What a message of the last batch took."""
+    """The average size of a message of the last batch."""
 
     def reaches(self, offset: int) -> bool:
         """Return whether what comes next is what follows this offset: nothing or a gap lies between."""

@@ -1,4 +1,4 @@
-"""What librdkafka rings when messages come into an empty queue: a worker that has read everything waits for it.
+"""The bell that librdkafka rings when messages come into an empty queue; a worker that has read all waits for it.
 
 The library writes a byte to a pipe. If it rings while nothing waits, the next wait ends immediately: a ring is never
 lost, and says only that it is worth looking again.
@@ -13,7 +13,7 @@ import select
 import weakref
 
 WAIT_S = 0.05
-"""How long one wait lasts; the loop of a worker looks by itself after as long."""
+"""How long one wait lasts; the loop of a worker looks again after that time, even without a ring."""
 _ROOM = 1 << 16
 
 

@@ -1,7 +1,7 @@
 """A consumer of librdkafka that hands over messages by the batch, each partition from a queue of its own.
 
 The library keeps the messages of every partition apart and in bounds: it stops fetching a partition whose queue is
-full, and fetches no message twice. What it reports by itself, errors of connections and log lines, comes as events.
+full, and fetches no message twice. Its own reports, connection errors and log lines, come as events.
 
 Invariants
     - A batch is given to one caller, and its messages are back at the library when the next batch is asked for.
@@ -123,7 +123,7 @@ class Client:
         return self._library.address(name)
 
     def _report(self) -> None:
-        """Take what the library reports by itself."""
+        """Take the library's own reports: connection errors and log lines."""
         while event := self._library.queue_poll(self._events, 0):
             take_in(self._library, self._handle, event, self._reported)
             self._library.event_destroy(event)

@@ -16,7 +16,7 @@ from holdfast.runtime.sources.kafka.gathering import KEY, PAYLOAD, asked, gather
 from holdfast.runtime.sources.kafka.messages import Headers
 
 MESSAGE_BYTES = 16
-"""What a message takes besides its parts."""
+"""The bytes that a message takes besides its parts."""
 _NO_TIME = 0
 """The type of a timestamp that a message does not have."""
 _INT32 = 0xFFFFFFFF

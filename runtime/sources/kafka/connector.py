@@ -64,7 +64,7 @@ class Kafka(Connector, ChangelogConnector, RowsOf[T]):
             `hf.secret("env:NAME")`.
         group: Store the positions of checkpoints as the offsets of this consumer group, so that tools of Kafka show
             the job's lag. The job itself never reads them. No consumer may be a member of the group.
-        on_lost: What to do if retention removed records before they were read: "fail" ends the job, "earliest" counts
+        on_lost: Policy for records that retention removed before they were read: "fail" ends the job, "earliest" counts
             them as lost, reports them, and continues with the first record that is left; and of topics by a pattern,
             one that no longer exists has ended.
         delivery: As a sink: "transactional" writes the rows of an epoch in a transaction, after its checkpoint, exactly

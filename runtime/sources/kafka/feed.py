@@ -31,10 +31,10 @@ from holdfast.storage.kafka.place import KafkaPlace
 from holdfast.storage.kafka.questions import Reported, log
 
 FETCHED_AHEAD_KIB = 16 << 10
-"""What the library itself may keep, of all partitions together."""
+"""The most that the library itself may keep, of all partitions together."""
 QUEUED_BYTES_MAX, QUEUE_BYTES_MIN = 32 << 20, 256 << 10
 MESSAGE_BYTES = 200
-"""What a message takes besides its value."""
+"""The bytes that a message takes besides its value."""
 MESSAGES_MAX = 10_000
 """Messages of one poll."""
 REFILL_AFTER_MS = 10
@@ -54,8 +54,8 @@ class Unpackable(Exception):
     """The records from the offset that was asked for on are in a batch that cannot be decompressed.
 
     Args:
-        first: What the library calls the batch: an offset that is the same for all offsets in it.
-        said: What it says of it.
+        first: The library's name for the batch: an offset that is the same for all offsets in it.
+        said: The library's message about the batch.
     """
 
     def __init__(self, first: int, said: str) -> None:
@@ -64,7 +64,7 @@ class Unpackable(Exception):
 
 
 class Taken(NamedTuple):
-    """What follows an offset.
+    """The messages that follow an offset.
 
     Args:
         messages: In order; None if there are no messages before `following`.
@@ -137,7 +137,7 @@ class Feed:
         self._consumer: Any = None
         self._reported = Reported()
         self._queues: dict[int, _Queue] = {}
-        """Of all partitions that the consumer has."""
+        """The queues of all partitions that the consumer has."""
         self._known = 0
         """How many partitions the consumer knows."""
 

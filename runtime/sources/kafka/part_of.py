@@ -1,4 +1,4 @@
-"""What a topic that is one of several of a source has from it.
+"""The facts and functions that a source with several topics gives to each of them.
 
 Source: docs/decisions/0095-topics-by-pattern.md.
 """
@@ -17,7 +17,7 @@ class PartOf:
     """That a topic is one of several of a source.
 
     Args:
-        known: What the source knows of it.
+        known: The topic as the source knows it.
         number: Returns the source's number of a partition of the topic.
         partitions: Returns how many partitions the source has.
         bell: Returns the bell of the source.

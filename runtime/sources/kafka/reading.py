@@ -37,7 +37,7 @@ from holdfast.storage.kafka.place import KafkaPlace
 from holdfast.storage.kafka.questions import LOOK_EVERY_S, MISSING_FOR_S, Questions, Topic, log
 
 OnLost = Literal["fail", "earliest"]
-"""What happens if retention removed records before they were read."""
+"""The policy for records that retention removed before they were read."""
 VERIFY_EVERY_S = 2.0
 _UNKNOWN = "-"
 """In an identity: the brokers have no ids of topics."""
@@ -54,7 +54,7 @@ class OpenKafka(OpenSource):
         values: The columns of the values.
         lines: Decodes values; None: they stay bytes.
         meta: Whether the columns of `meta=True` follow.
-        on_lost: What a reader does if retention removed records before it read them. `read` raises in any case.
+        on_lost: A reader's policy for records that retention removed before it read them. `read` raises in any case.
         tombstones: See `batch_of`.
         part_of: The topic is one of several. Then nothing is asked before something is read, and what is unknown or
             another one is `Damaged` there.
@@ -123,7 +123,7 @@ class OpenKafka(OpenSource):
         return self._questions.offsets([partition], "first")[partition]
 
     def whole_from(self, partition: int) -> int:
-        """Of a compacted topic nobody knows how far it is whole."""
+        """Return the first offset, or the end of a compacted topic: it does not reveal how much of it is complete."""
         compacted = self._questions.removes_single_records()
         return self._questions.offsets([partition], "end" if compacted else "first")[partition]
 

@@ -4,7 +4,7 @@ A value in the wire format of Confluent is a zero byte, the id of its schema in 
 encoding.
 
 Invariants
-    - Whether a record is undecodable depends on it alone. What depends on the registry never makes a dead letter: no
+    - Whether a record is undecodable depends on it alone. The registry's answer never makes a dead letter: no
       answer is `Unavailable`; an unknown id, or a schema that does not fit, ends the run at this record.
     - A schema is asked for once, and compared with the columns once: an id never changes its meaning.
 
@@ -43,7 +43,7 @@ class AvroForm:
 
     Args:
         registry: Has the schemas; None: all values have the schema `avsc`, and no header.
-        subject: What the topic's schemas are called in the registry; None: several topics have one each.
+        subject: The registry's name for the topic's schemas; None: several topics have one each.
         defaults: Values for columns that a schema does not have.
     """
 

@@ -37,7 +37,7 @@ class KafkaSource(Source):
         meta: Whether the columns `META` follow.
         key: Columns by which producers choose the partition.
         group: The consumer group that shows the positions of checkpoints; None: none.
-        on_lost: What happens if retention removed records before they were read.
+        on_lost: Policy for records that retention removed before they were read.
         deletes: The columns of the record's key, if a record without a value is a row that deletes; empty: it cannot be
             decoded.
         coded: How values in Avro or Protobuf are read; None: they are JSON or bytes.

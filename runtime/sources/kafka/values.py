@@ -24,7 +24,7 @@ class JSON(RowsOf[T]):
 
     Fields that the schema does not name are ignored. A missing field takes the default of the dataclass, or becomes
     null; without a default, and where null is not allowed, the record is undecodable. So is one with a value of another
-    type: text never becomes a number, nor a fraction an integer.
+    type: text never becomes a number, and a fraction never an integer.
 
     Args:
         schema: A dataclass or pyarrow.Schema: the columns.

@@ -1,4 +1,4 @@
-"""What a Postgres server says about a table that is captured, and whether it can be.
+"""A table as its Postgres server describes it, and whether it can be captured.
 
 Source: postgresql.org/docs/current: catalog-pg-class.html, catalog-pg-attribute.html, logical-replication-publication.
 """
@@ -199,7 +199,7 @@ def primary_key(db: Db, oid: int) -> str | None:
 
 
 def check_key(db: Db, table: SourceTable, before: str | None) -> None:
-    """Check that a table has kept the primary key by which its log tells rows apart, and that all its rows are its own.
+    """Check that a table has kept the primary key by which its log identifies rows, and that all its rows are its own.
 
     Raises:
         ConfigError: it has none, or another one: two rows may have had the same key. Or another table inherits from it.
@@ -210,7 +210,7 @@ def check_key(db: Db, table: SourceTable, before: str | None) -> None:
         return
     key = ", ".join(f'"{name}"' for name in table.key)
     raise ConfigError(
-        f"{table.where} has lost its primary key ({key}), by which its log tells rows apart",
+        f"{table.where} has lost its primary key ({key}), by which its log identifies rows",
         not_done="nothing more was captured, and the log stays as it is",
         next_step="if no two rows have had the same key since, restore it, and start again: ALTER TABLE "
         f'"{table.schema}"."{table.name}" ADD PRIMARY KEY ({key}); else capture the table into another log',
@@ -255,7 +255,7 @@ def _inherited(where: str, child: str) -> ConfigError:
     return _refused(
         f"{where} has rows in a table that inherits from it, {child}: no primary key covers both, and their changes "
         "are not those of this table",
-        f"capture {child} and each other such table by itself, and the parent without them: ALTER TABLE {child} NO "
+        f"capture {child} and each other such table separately, and the parent without them: ALTER TABLE {child} NO "
         "INHERIT ...; or use declarative partitions and capture each of them",
     )
 
@@ -270,7 +270,7 @@ def _check_wanted(where: str, wanted: Collection[str], names: Sequence[str], key
     if missing := [each for each in key if each not in wanted]:
         raise _refused(
             f"{where}: columns= leaves out {missing[0]!r}, a column of the primary key",
-            f"add it: {', '.join(key)} tell rows apart",
+            f"add it: rows are identified by {', '.join(key)}",
         )
 
 

@@ -42,7 +42,7 @@ SETTINGS = {
     "lc_monetary": "C",
     "standard_conforming_strings": "on",
 }
-"""Of a session whose texts are converted here. With an extra digit, the text of a float reads back as the same bits."""
+"""Settings of a session whose texts are converted here. An extra digit keeps all bits of a float in its text."""
 BOOL, BYTEA, TIMESTAMPTZ, NUMERIC, FLOAT4 = 16, 17, 1184, 1700, 700
 _KINDS: dict[int, pa.DataType] = {
     BOOL: pa.bool_(),
@@ -65,10 +65,10 @@ _KINDS: dict[int, pa.DataType] = {
 }
 """By the number that the type has in every database."""
 _HEADER = 4
-"""What a type modifier is larger by than what it says."""
+"""A type modifier is larger by this number than the size that it encodes."""
 _DIGITS_MOST = 38
 _SCALE_BITS = 11
-"""Of which the highest is the sign."""
+"""The highest bit is the sign."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class PgColumn:
 
     @property
     def shape(self) -> tuple[str, int, int]:
-        """What has to stay the same while the table is captured."""
+        """The properties that have to stay the same while the table is captured."""
         return self.name, self.type_oid, self.typmod
 
 

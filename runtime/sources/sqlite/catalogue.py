@@ -1,4 +1,4 @@
-"""What a SQLite database says about a table that is captured, and whether it can be.
+"""A table as its SQLite database describes it, and whether it can be captured.
 
 Source: sqlite.org/pragma.html; sqlite.org/rescode.html; sqlite.org/lang_conflict.html.
 """

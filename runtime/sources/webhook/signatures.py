@@ -56,10 +56,10 @@ class Scheme:
 
 @dataclass(frozen=True)
 class _Signed:
-    """What a request says about its signature."""
+    """The signature of a request, as its headers give it."""
 
     prefix: bytes
-    """What is signed before the body."""
+    """The bytes that are signed before the body."""
     given: tuple[str, ...]
     time_s: int | None = None
 

@@ -4,7 +4,7 @@ Unsynced writes are lost with the machine, not with the process, and several mac
 `<root>/<machine>/<boot id>/<job UUID>/...`.
 
 Invariants
-    - Folders of another machine are never opened or removed, nor is anything where the boot is unknown.
+    - Folders of another machine are never opened or removed. The same holds for all folders if the boot is unknown.
 
 I/O: local files. Source: PROTOCOL P14, P15.
 """

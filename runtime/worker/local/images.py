@@ -28,9 +28,9 @@ class ImageMemory(Memory, Protocol):
 
 
 M = TypeVar("M", bound=ImageMemory)
-"""Of an image that is changed."""
+"""The memory of an image that is changed."""
 P = TypeVar("P", bound=ImageMemory)
-"""Of an image that is used."""
+"""The memory of an image that is used."""
 
 
 class HeldImage(Protocol[M, P]):
@@ -89,7 +89,7 @@ class LocalImages:
 
     Args:
         home: Where they are; default: below the system's temporary directory. Without a boot id there can be none.
-        budget: What the state of a task may keep in memory; None: all of it.
+        budget: Bytes of a task's state that may stay in memory; None: all of it.
     """
 
     def __init__(self, home: Home | None = None, budget: Budget | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What a worker has of one store on the local disk: an image of the tables, and copies of segments sealed after it.
+"""A worker's local copy of one store: an image of the tables, and copies of segments sealed after it.
 
 A restart reads the image, then the segments after it: those of which there is a copy from there, others from the root.
 Both are used only if they have the content that the checkpoint names (P14), and neither is needed.
@@ -54,7 +54,7 @@ class Folder(Protocol):
 
 @dataclass(frozen=True)
 class Subtask:
-    """What is the same for all images of a store."""
+    """The properties that all images of a store share."""
 
     plan: Plan
     worker: WorkerId

@@ -87,7 +87,7 @@ class LocalFolders:
 
     Args:
         home: Where they are; default: below the system's temporary directory.
-        budget: What the state may keep in memory; None: all of it.
+        budget: Bytes of the state that may stay in memory; None: all of it.
     """
 
     def __init__(self, home: Home | None = None, budget: Budget | None = None) -> None:
@@ -98,7 +98,7 @@ class LocalFolders:
         """The interpreter and its libraries, which do not count."""
         self._opened = list[Kept[Any, Any]]()
         self._swap: Swap | None = None
-        """Of all stores: the budget is that of the worker."""
+        """Shared by all stores: the budget is that of the worker."""
 
     def discard(self) -> None:
         """Remove the folders: the job has finished and will not need them again."""

@@ -8,9 +8,9 @@ of half its size are sealed. Where a topic has the changelog there are no bases,
 
 Invariants
     - The operator thread writes nothing to disk.
-    - What waits to be copied is at most WAITING_BYTES_MAX; more is left out, and counted as lag.
-    - A refusal is reported from TOLD_AFTER_S after the first one until a write succeeds; a short stall is not. What was
-      refused last is tried again every RETRY_AFTER_S, for nothing else may be written for long.
+    - Copies that wait have at most WAITING_BYTES_MAX; more is left out, and counted as lag.
+    - A refusal is reported from TOLD_AFTER_S after the first one until a write succeeds; a short stall is not. The last
+      refused write is tried again every RETRY_AFTER_S, for nothing else may be written for long.
 
 Source: docs/decisions/0122-local-images.md; DESIGN section 5.
 """
@@ -45,7 +45,7 @@ RETRY_AFTER_S = 1.0
 
 
 class Upkeep:
-    """What one store has on the local disk.
+    """The local copy of one store.
 
     Args:
         lane: Runs what takes long, in order.

@@ -1,7 +1,7 @@
 """The state of a task, from the image of it that an earlier task has left on this machine.
 
 Invariants
-    - What a task writes to its state is in no image.
+    - No image holds a task's own writes to its state.
     - An image holds what the job's segments say, as of a completed epoch: a task brings it to its own base, by them.
 
 Source: docs/decisions/0049-state-images.md; PROTOCOL P14, P26.
@@ -97,7 +97,7 @@ class WarmState(Generic[M, P]):
 
 
 class _Task:
-    """What a task needs, and how an image gets there."""
+    """The base that a task needs, and how an image gets there."""
 
     def __init__(self, objects: ObjectStore, plan: Plan, target: Target, worker: WorkerId, wanted: Wanted) -> None:
         self._objects, self._plan, self._target, self.wanted = objects, plan, target, wanted

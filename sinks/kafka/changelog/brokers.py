@@ -36,11 +36,11 @@ POLL_S = 0.1
 POLL_MESSAGES = 5_000
 STANDS_FOR_S = 20.0
 """How long no record may come though there are more, while it is waited for one: longer than an open transaction of a
-killed process may need. What the reader does meanwhile with those that came does not count."""
+killed process may need. The time in which the reader handles records does not count."""
 FETCHED_AHEAD_KIB = 32 << 10
 _OUT_OF_RANGE = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
 _HARMLESS = (KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT)
-"""The library asks for a group that is not used; and it reconnects by itself."""
+"""The library asks for a group that is not used; and it reconnects automatically."""
 
 
 def token() -> str:

@@ -262,7 +262,7 @@ class Newest:
         return sum(map(len, self._rows.values()))
 
     def take(self, key: bytes, message: Message, value: bytes) -> None:
-        """Take the next record in; a key that was deleted is gone."""
+        """Take the next record in; a deleted key has no row."""
         if message.deleted:
             self._rows.pop(key, None)
         elif message.piece is None or not message.piece[0]:

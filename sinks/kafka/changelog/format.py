@@ -63,7 +63,7 @@ Row = TypeVar("Row")
 
 
 class End(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What ends a delivery in a partition."""
+    """The record that ends a delivery in a partition."""
 
     v: int
     job: str
@@ -120,8 +120,8 @@ class Encoder:
     Args:
         where: How messages name the topic.
         job_uuid: The job.
-        partitions: Of the topic.
-        key_groups: Of the job.
+        partitions: Partitions of the topic.
+        key_groups: Key groups of the job.
         record_max: Bytes of the largest record that a producer takes.
     """
 
@@ -290,7 +290,7 @@ class Decoder:
     def follow(self, key: bytes | None, value: bytes | None) -> Delivery | None:
         """Take the next message in, as `take` does, and pass over what a rewind behind it has abandoned.
 
-        Damage stays in the topic for good. If it is behind the checkpoint to which the job was rewound since, the end
+        Damage in the topic is permanent. If it is behind the checkpoint to which the job was rewound since, the end
         that the rewind wrote continues the chain: every delivery up to its epoch was read before the damage.
 
         Raises:

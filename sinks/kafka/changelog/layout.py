@@ -14,7 +14,7 @@ from holdfast.sinks.kafka.progress import Layout, Progress
 
 
 def check_layout(where: str, had: Layout, now: Layout) -> None:
-    """Refuse a topic that was deleted and created again: the records of the former one are gone.
+    """Refuse a topic that was deleted and created again: the records of the former one no longer exist.
 
     Raises:
         Damaged: it is not the topic to which the changelog was delivered.

@@ -25,7 +25,7 @@ from holdfast.sinks.kafka.topics import (
 from holdfast.storage.kafka.place import KafkaPlace
 
 PARTITIONS = 4
-"""Of a topic that is created: as many ranges of key groups can be read on their own."""
+"""For a topic that is created: as many ranges of key groups can be read on their own."""
 SETTINGS: Mapping[str, str] = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
 """The brokers remove nothing."""
 

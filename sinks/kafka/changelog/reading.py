@@ -1,7 +1,7 @@
 """Reads the changelog of a job from a Kafka topic, as of the tag in its progress topic.
 
 Each partition is read from its first record, or from the end of a delivery before which nothing is wanted, up to the
-end of the delivery that the progress topic names. What a chain of ends does not lead to is never used (format.py).
+end of the delivery that the progress topic names. A record to which no chain of ends leads is never used (format.py).
 
 Invariants
     - Records behind the delivery that the progress topic named when the topic was opened are not read.
@@ -54,7 +54,7 @@ class Gone(Exception):
         super().__init__(f"the brokers removed records from offset {offset} on, or lost its end")
 
     def unless_held(self, where: str, topic: Topic) -> HoldfastError | None:
-        """Return the error of a broker that refused a record which the topic has; None if it is gone for good."""
+        """Return the error of a broker that refused a record which the topic has; None if the topic has lost it."""
         each = [self.partition]
         if not topic.first(each)[self.partition] <= self.offset <= topic.written(each)[self.partition]:
             return None
@@ -109,7 +109,7 @@ class Topic(Protocol):
 
 
 class OpenKafkaChangelog(OpenChangelog):
-    """What a topic holds of a job's changelog; see changelogs.OpenChangelog.
+    """The part of a job's changelog that a topic holds; see changelogs.OpenChangelog.
 
     Args:
         where: How messages name it.

@@ -1,6 +1,6 @@
 """The repair of a rewind: one transaction that moves the tags of all writers, and ends the former timeline.
 
-Records of abandoned epochs stay: readers leave them out by their tags. What counts is the fence: after the init, no
+Records of abandoned epochs stay: readers leave them out by their tags. Only the fence counts: after the init, no
 older producer commits, so nothing of an older timeline comes behind the new tags.
 
 Pure: no clock, thread or I/O of its own. Source: PROTOCOL P21; docs/decisions/0111-changelogs-in-kafka.md.

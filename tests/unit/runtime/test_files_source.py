@@ -157,7 +157,7 @@ class TestFiles:
         path = inbox.put_table("a", pa.table({"n": [1, 2]})) if form == "parquet" else inbox.put("a", lines(1, 2))
         with inbox.opened(form) as opened:
             path.unlink()
-            with pytest.raises(Damaged, match="file a of folder .*: it is gone, and was not read to its end"):
+            with pytest.raises(Damaged, match="file a of folder .*: it no longer exists, and was not read to its end"):
                 opened.read(0, 0, ANY)
 
     def test_that_change_while_they_are_read_are_an_error(self, inbox: Inbox) -> None:
@@ -233,7 +233,7 @@ class TestFiles:
             opened.partitions()
             assert numbers(opened) == [1, 2, 3]
             fs.rm_file(f"{tmp_path}/in/a")
-            with pytest.raises(Damaged, match="it is gone"):
+            with pytest.raises(Damaged, match="it no longer exists"):
                 opened.read(0, 0, ANY)
 
 

@@ -119,7 +119,7 @@ class ProtobufColumns:
 
 
 def columns_of(message: Any) -> pa.Schema:
-    """Return the columns that a message has by itself. Raises Misfit."""
+    """Return the columns that a message's descriptor implies. Raises Misfit."""
     return pa.schema(_natural_fields(message, (message.full_name,), ""))
 
 

@@ -17,7 +17,7 @@ from holdfast.runtime.sources.kafka.protobuf.columns import Misfit, columns_of
 from holdfast.runtime.sources.kafka.protobuf.values import ProtobufForm
 
 Framing = Literal["confluent", "none"]
-"""What a value begins with."""
+"""The framing at the start of a value."""
 
 
 class Protobuf(RowsOf[T]):

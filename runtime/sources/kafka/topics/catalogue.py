@@ -45,7 +45,7 @@ class Added(msgspec.Struct, frozen=True, array_like=True):
     """Further partitions of a topic; the first ones, if the catalogue does not have the topic.
 
     Args:
-        id: Of the topic; None: the brokers have no ids of topics.
+        id: The topic's id; None: the brokers have no ids of topics.
     """
 
     topic: str
@@ -66,7 +66,7 @@ class Listing(msgspec.Struct, frozen=True):
 
 
 class Place(NamedTuple):
-    """What a number names."""
+    """The topic and partition behind a number."""
 
     topic: str
     partition: int

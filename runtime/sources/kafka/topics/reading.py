@@ -137,7 +137,7 @@ class OpenTopics(OpenSource):
             # Another driver's list may have what was new here, under another id.
 
     def end_offsets(self) -> dict[int, int]:
-        """Return the last stable offsets: no transaction that is open lies before them. Of a topic that is gone, 0."""
+        """Return the last stable offsets: no transaction that is open lies before them. A deleted topic has 0."""
         self._catalogue.refresh()  # the driver may have asked another connection for the partitions
         known = range(len(self._catalogue))
         return dict.fromkeys(known, 0) | self._of_all(lambda opened: opened.end_offsets())
@@ -238,7 +238,7 @@ class OpenTopics(OpenSource):
         return self._catalogue.has_ended(name, id)
 
     def _is_over(self, number: int) -> bool:
-        """Return whether the topic of a number is gone, noted or not, and that is no error."""
+        """Return whether the topic of a number was deleted, noted or not, and that is no error."""
         if not self._may_end or self._catalogue.is_over(number):
             return self._catalogue.is_over(number)
         try:
@@ -250,7 +250,7 @@ class OpenTopics(OpenSource):
     def _of_all(self, ask: Callable[[OpenKafka], dict[int, V]]) -> dict[int, V]:
         """Return what is asked of every topic that is known here, by the numbers of partitions.
 
-        Partitions without a number yet are left out, and so are topics that are gone, if the job goes on without them.
+        Partitions without a number yet are left out, and so are deleted topics, if the job goes on without them.
         """
         found = dict[int, V]()
         for name, listed in self._catalogue.topics.items():
@@ -264,10 +264,10 @@ class OpenTopics(OpenSource):
         return found
 
     def _present(self, name: str, id: str | None) -> Topic | None:
-        """Return a topic of the catalogue as it is now; None if it is gone, and that is no error.
+        """Return a topic of the catalogue as it is now; None if it was deleted, and that is no error.
 
         Raises:
-            Damaged: it is gone, or another one has its name.
+            Damaged: it was deleted, or another one has its name.
         """
         opened = self._opened_as(name, id)
         try:
@@ -279,7 +279,7 @@ class OpenTopics(OpenSource):
         return self._whole(name, opened.topic)
 
     def _described(self, name: str) -> Topic | None:
-        """Return a topic that is new; None if it is gone again.
+        """Return a topic that is new; None if it was deleted meanwhile.
 
         Raises:
             Damaged: it has ended, as far as the job knows, and was restored.

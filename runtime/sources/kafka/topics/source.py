@@ -120,7 +120,7 @@ class TopicsSource(Source):
         return replace(self, folder=folder)
 
     def copied(self, *, again: bool) -> TopicsSource:
-        """What is copied is the list of topics."""
+        """Copy the list of topics."""
         store = open_objects(self._folder)
         before = read_head(store)
         if before is not None and not again:
