@@ -6,20 +6,19 @@ Source: librdkafka, rdkafka_mock.h.
 from __future__ import annotations
 
 import ctypes
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from ctypes import c_char_p, c_int, c_int16, c_int32, c_size_t, c_void_p
 from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition, cimpl
+from patience import Patience
 
 from holdfast.storage.kafka import library
 from holdfast.storage.kafka.handles import PRODUCER, opened
 
 PRODUCE, INIT_PRODUCER_ID, END_TXN = 0, 22, 26
 """Kinds of requests."""
-ANSWER_WITHIN_S = 30.0
 READ_MAX, READ_WAIT_S = 10_000, 0.1
 _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "mock_cluster_new": (c_void_p, c_void_p, c_int),
@@ -80,13 +79,13 @@ class MockKafka:
         consumer = Consumer({"bootstrap.servers": self.servers, "group.id": "test", "log_level": 0})
         consumer.assign([TopicPartition(topic, each, OFFSET_BEGINNING) for each in range(self._topics[topic])])
         found = list[tuple[int, bytes | None, bytes | None]]()
-        until, quiet = time.monotonic() + ANSWER_WITHIN_S, 0
+        patience, quiet = Patience(None), 0
         while len(found) < count or quiet < 2:
             came = consumer.consume(READ_MAX, READ_WAIT_S)
             assert not any(each.error() for each in came)
             found += [(each.partition(), each.key(), each.value()) for each in came]
             quiet = 0 if came else quiet + 1
-            assert time.monotonic() < until, f"{len(found)} of {count} records are in the topic"
+            assert not patience.over, f"{len(found)} of {count} records are in the topic"
         consumer.close()
         return sorted(found, key=lambda each: each[0])
 

@@ -21,6 +21,7 @@ SHARED = ("WALL_S", "ANSWER_WITHIN_S")
 """Limits of `patience`, and of a Kafka client's own calls."""
 PAUSES = ("PAUSE_S", "POLL_S", "LOOK_S", "EVERY_S")
 SUBJECTS = {
+    "unit/sinks/test_kafka_sending.py": "a wait ends before the broker answers, an abort before the library gives up",
     "bench/bench_kafka_latency.py": "records are sent at a rate, for as long as the size of the benchmark says",
     "bench/recovery_engines.py": "it looks for a task at work, a second at a time",
     "e2e/test_kafka.py": "a transaction that was left open ends by itself, but later than one that was committed",

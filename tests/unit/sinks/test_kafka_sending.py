@@ -24,6 +24,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka_mock import PRODUCE, MockKafka, simulated
 from kafka_ways import WAYS, take
+from patience import Patience, wait
 
 from holdfast.errors import ConfigError, HoldfastError, NotAdmitted, Unavailable
 from holdfast.sinks.contract.immediate import ANYWHERE
@@ -250,18 +251,18 @@ class TestWrites:
         producer = open(cluster.topic())
         producer.begin([numbered(0, 1)])
         producer.complete()
-        cluster.delay(1.0)
+        cluster.delay(5.0)
         producer.begin([numbered(1, 2)])
         began = time.monotonic()
         Timer(0.1, producer.ring).start()
         assert producer.advance(30.0) == 0 or path == "one by one"
         if path == "by batch":
-            assert time.monotonic() - began < 0.9
+            assert time.monotonic() - began < 4.5
         producer.ring()
         began = time.monotonic()
         assert producer.advance(30.0) == 0 or path == "one by one"
         if path == "by batch":
-            assert time.monotonic() - began < 0.5, "it was rung before the wait"
+            assert time.monotonic() - began < 4.0, "it was rung before the wait"
         cluster.delay(0)
         producer.complete()
         producer.ring()
@@ -328,15 +329,12 @@ class TestWrites:
                 gc.collect()
             finally:
                 os._exit(0)
-        until = time.monotonic() + 10
-        while time.monotonic() < until:
-            if os.waitpid(child, os.WNOHANG) != (0, 0):
-                break
-            time.sleep(0.01)
-        else:
+        try:
+            wait(lambda: os.waitpid(child, os.WNOHANG) != (0, 0), "the child, which waits for threads that it lacks")
+        except AssertionError:
             os.kill(child, 9)
             os.waitpid(child, 0)
-            raise AssertionError("the child waits for threads that it does not have")
+            raise
         producer.begin([numbered(0, 10)])
         producer.complete()
 
@@ -363,9 +361,9 @@ class TestFaults:
         with closing(RepeatingTarget(lambda: PlainProducer(place), rows)) as target:
             target.fence({})
             target.write(ANYWHERE, 0, [pa.record_batch([pa.array([], pa.int64())], names=["n"])])
-            under_way, until = deque[int](), time.monotonic() + 60
+            under_way, patience, timers = deque[int](), Patience(None), list[Timer]()
             while confirmed < 6_000:
-                assert time.monotonic() < until
+                assert not patience.over
                 if sent < 6_000 and target.room:
                     count = min(rng.choice((1, 10, 200, 900)), 6_000 - sent)
                     target.begin([pa.record_batch([pa.array(range(sent, sent + count))], names=["n"])])
@@ -381,13 +379,15 @@ class TestFaults:
                         cluster.delay(rng.choice((0.0, 0.01, 0.05)))
                     case 3:
                         cluster.away(True)
-                        Timer(0.1, cluster.away, (False,)).start()
+                        timers.append(Timer(0.1, cluster.away, (False,)))
+                        timers[-1].start()
                 try:
                     for _ in range(target.advance(rng.choice((0.0, 0.05, 0.5)))):
                         confirmed += under_way.popleft()
                 except HoldfastError:
                     failed += 1
-        time.sleep(0.2)
+        for each in timers:
+            each.join()
         cluster.delay(0)
         cluster.serve(PRODUCE)
         of_key: dict[bytes, list[int]] = {}
