@@ -195,8 +195,12 @@ def cut_as(world: World, patch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def disordered(rng: random.Random) -> list[Append]:
-    """Return appends of rows in any disorder, up to three times of what the sources allow."""
+def disordered(rng: random.Random, *, apart: bool = False) -> list[Append]:
+    """Return appends of rows in any disorder, up to three times of what the sources allow.
+
+    Args:
+        apart: Whether each partition has keys of its own.
+    """
     found, numbers = list[Append](), iter(range(10_000))
     for source in SOURCES:
         for partition in range(PARTITIONS):
@@ -206,7 +210,8 @@ def disordered(rng: random.Random) -> list[Append]:
                 for _ in range(rng.randint(1, 4)):
                     at += rng.choice([0, 0.1, 0.5, 2])
                     late = rng.choice([0, 0, 0, 1, 3 * LATE_BY_S])
-                    rows.append((next(numbers), rng.randrange(3), rng.choice([1, 2, 3, None]), max(at - late, 0)))
+                    k = rng.randrange(3) + (3 * partition if apart else 0)
+                    rows.append((next(numbers), k, rng.choice([1, 2, 3, None]), max(at - late, 0)))
                 found.append((source, partition, rows))
     rng.shuffle(found)
     return found
@@ -246,7 +251,8 @@ class TestJoinedPieces:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
     ) -> None:
         rng = random.Random(seed)
-        appends, found = disordered(rng), []
+        # When a partition is read depends on the room in channels, and the first row of a key passes `dedup`.
+        appends, found = disordered(rng, apart=True), []
         for number, world in enumerate([World(0), World(holds=seed), World(rng.randint(2, 40), holds=seed + 1)]):
             with cut_as(world, monkeypatch):
                 if world.rows:  # the sources join nothing, so that many frames are sent
