@@ -12,7 +12,7 @@ from typing import Any
 
 from holdfast.chaos.mutants.mutation import Mutant, Right, Swap
 from holdfast.chaos.mutants.state_mutants import fires_outside_of_epochs
-from holdfast.runtime.functions.keyed_process import PROCESSING
+from holdfast.runtime.functions.users.keyed_process import PROCESSING
 from holdfast.runtime.operators.process.cells import ListCell, TimerCell, ValueCell
 from holdfast.runtime.operators.process.operator import ProcessOperator
 from holdfast.runtime.operators.processing_clock import ProcessingClock

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from holdfast.arguments import position
 from holdfast.runtime.api.functions import checked_policy, refused, row_schema
-from holdfast.runtime.functions.keyed_process import EVENT, Declaration, declared_by, refusal_of
+from holdfast.runtime.functions.users.keyed_process import EVENT, Declaration, declared_by, refusal_of
 from holdfast.runtime.operators.contract import MAIN
 from holdfast.runtime.operators.process.batches import ProcessBatches
 from holdfast.runtime.operators.process.operator import Process

@@ -28,7 +28,7 @@ from holdfast.runtime.api.unsupported import KEYED_STREAM, STREAM, no_attribute
 from holdfast.runtime.api.windowed import Grouping, aggregated, checked_keep, grouping_of, late, refuse_own
 from holdfast.runtime.config.durations import Duration, duration_ms
 from holdfast.runtime.functions.aggregation import Aggregation, bound, check_former, refuse_unnamed
-from holdfast.runtime.functions.keyed_process import KeyedProcess
+from holdfast.runtime.functions.users.keyed_process import KeyedProcess
 from holdfast.runtime.operators.aggregates.aggregate import Aggregate
 from holdfast.runtime.operators.aggregates.running import RunningAggregate
 from holdfast.runtime.operators.call import How

@@ -24,7 +24,7 @@ from holdfast.runtime.execution.checks.ordered import (
     pass_all,
     refuse,
 )
-from holdfast.runtime.execution.checks.undelivered import gone_sinks
+from holdfast.runtime.execution.checks.targets.undelivered import gone_sinks
 from holdfast.runtime.execution.facts import NO_CHOICES, Choices, Facts, JobFolder, facts_of
 from holdfast.runtime.execution.targets import create_target
 from holdfast.runtime.job import dlq_places

@@ -135,7 +135,7 @@ class Player:
         self._settle()
         before, driver = self.base, self._cluster.driver
         generation = driver.state.job.generation
-        asked = driver.asked("savepoint", {"name": f"after-{before}"}, generation, generation)  # which is due at once
+        asked = driver.asked("savepoint", {"name": f"after-{before}"}, generation, generation)  # due immediately
         assert asked is not None and asked["accepted"], asked
         self._settle()
         while self.base == before or not self._is_delivered():

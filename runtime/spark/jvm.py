@@ -176,7 +176,7 @@ def _end(jvm: subprocess.Popen[bytes], boosted: Boost) -> None:
     if archive is not None and jvm.poll() is None:
         if boosted.worthwhile:
             within_s = JVM_STORES_WITHIN_S
-            with contextlib.suppress(OSError):  # nobody reads
+            with contextlib.suppress(OSError):  # the reader has ended
                 _write(f"{STORING.format(archive)}\n".encode())
         else:
             jvm.kill()  # without a context it has nothing to remove

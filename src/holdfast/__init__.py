@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     )
     from holdfast.runtime.api.app import App
     from holdfast.runtime.api.stream import Stream
-    from holdfast.runtime.functions.custom import Aggregate
-    from holdfast.runtime.functions.keyed_process import Context, KeyedProcess, List, Map, Timer, Value
     from holdfast.runtime.functions.membership import may_contain
     from holdfast.runtime.functions.named import (
         approx_distinct,
@@ -43,6 +41,8 @@ if TYPE_CHECKING:
         top,
         var,
     )
+    from holdfast.runtime.functions.users.custom import Aggregate
+    from holdfast.runtime.functions.users.keyed_process import Context, KeyedProcess, List, Map, Timer, Value
     from holdfast.runtime.inspect.frame import state
     from holdfast.runtime.inspect.logframe import log
     from holdfast.runtime.rows.row_types import Row
@@ -86,7 +86,7 @@ _MODULES = {
 _HOMES = {
     "App": "holdfast.runtime.api.app",
     "Stream": "holdfast.runtime.api.stream",
-    "Aggregate": "holdfast.runtime.functions.custom",
+    "Aggregate": "holdfast.runtime.functions.users.custom",
     "count": "holdfast.runtime.functions.named",
     "sum": "holdfast.runtime.functions.named",
     "min": "holdfast.runtime.functions.named",
@@ -102,12 +102,12 @@ _HOMES = {
     "quantile": "holdfast.runtime.functions.named",
     "top": "holdfast.runtime.functions.named",
     "var": "holdfast.runtime.functions.named",
-    "Context": "holdfast.runtime.functions.keyed_process",
-    "KeyedProcess": "holdfast.runtime.functions.keyed_process",
-    "List": "holdfast.runtime.functions.keyed_process",
-    "Map": "holdfast.runtime.functions.keyed_process",
-    "Timer": "holdfast.runtime.functions.keyed_process",
-    "Value": "holdfast.runtime.functions.keyed_process",
+    "Context": "holdfast.runtime.functions.users.keyed_process",
+    "KeyedProcess": "holdfast.runtime.functions.users.keyed_process",
+    "List": "holdfast.runtime.functions.users.keyed_process",
+    "Map": "holdfast.runtime.functions.users.keyed_process",
+    "Timer": "holdfast.runtime.functions.users.keyed_process",
+    "Value": "holdfast.runtime.functions.users.keyed_process",
     "Row": "holdfast.runtime.rows.row_types",
     "field": "holdfast.runtime.rows.schema",
     "device_clock": "holdfast.runtime.time.event_times",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,7 +77,8 @@ def run(folder: Path, rows: int, append: int) -> Ran:
         process = subprocess.Popen([*command, "--local"], env=environment, stdout=subprocess.DEVNULL, stderr=errors)
         while process.poll() is None:
             used.sample([each.pid for each in children(process.pid)])
-            time.sleep(LOOK_EVERY_S)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=LOOK_EVERY_S)
     assert process.returncode == 0, (folder / "stderr.txt").read_text()[-3_000:]
     store = open_objects(str(folder / "root" / "wide"))
     repository, live = Repository(store), read_live(store)

@@ -133,8 +133,8 @@ def planned(
 
     The last is in seconds; None if it is unknown.
     """
-    from holdfast.runtime.execution.checks import adoption
     from holdfast.runtime.execution.checks.ordered import refuse
+    from holdfast.runtime.execution.checks.targets import adoption
     from holdfast.runtime.execution.holdings import read_holdings
     from holdfast.runtime.plan.topic import outputs_of
     from holdfast.runtime.rewind.plan import worked_out
@@ -157,8 +157,8 @@ def planned(
 
 def _adopted(stored: Stored, plan: Plan | None, names: list[str]) -> tuple[str, ...]:
     """Return the owners from which the rewind may take targets over. Raises ConfigError."""
-    from holdfast.runtime.execution.checks import adoption
     from holdfast.runtime.execution.checks.ordered import refuse
+    from holdfast.runtime.execution.checks.targets import adoption
     from holdfast.runtime.execution.holdings import adopted_from, read_holdings
     from holdfast.runtime.plan.topic import outputs_of
 

@@ -25,8 +25,9 @@ from holdfast.runtime.cli import text
 from holdfast.runtime.cli.start.doctor_cluster import Check
 from holdfast.runtime.cli.start.jobfile import load
 from holdfast.runtime.config.settings import resolve
-from holdfast.runtime.execution.checks import rivals, secrets
+from holdfast.runtime.execution.checks import secrets
 from holdfast.runtime.execution.checks.ordered import refuse
+from holdfast.runtime.execution.checks.targets import rivals
 from holdfast.runtime.execution.holdings import read_holdings
 from holdfast.runtime.execution.results import with_places
 from holdfast.runtime.execution.targets import at_a_start

@@ -17,8 +17,9 @@ from holdfast.runtime.cli.reporting import advise, print_json
 from holdfast.runtime.cli.start.jobfile import load
 from holdfast.runtime.cli.start.run import add_drop_state, add_job_arguments, flags_of
 from holdfast.runtime.config.settings import Settings, misspelt, resolve
-from holdfast.runtime.execution.checks import fork_targets, secrets, sources
+from holdfast.runtime.execution.checks import secrets, sources
 from holdfast.runtime.execution.checks.ordered import OF_SETTINGS, pass_all
+from holdfast.runtime.execution.checks.targets import fork_targets
 from holdfast.runtime.execution.facts import facts_of
 from holdfast.runtime.execution.inputs import look_at
 from holdfast.runtime.plan.memory import container_share

@@ -14,7 +14,8 @@ from typing import Any
 from holdfast.checkpoint import joblog
 from holdfast.checkpoint.manifest import Manifest, OperatorState
 from holdfast.runtime.config.settings import Settings
-from holdfast.runtime.execution.checks import changelog, undelivered, written_immediately
+from holdfast.runtime.execution.checks import changelog
+from holdfast.runtime.execution.checks.targets import undelivered, written_immediately
 from holdfast.runtime.operators.contract import is_part
 from holdfast.runtime.plan import identity, shape, shape_changes
 from holdfast.runtime.plan.given_up import GivenUp, given_up, unknown_state

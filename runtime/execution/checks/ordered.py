@@ -11,25 +11,27 @@ from typing import TypeAlias
 
 from holdfast.errors import HoldfastError
 from holdfast.runtime.execution.checks import (
-    adoption,
     changelog,
     finished_rows,
-    fork_targets,
-    holdings,
     inputs,
     kept_state,
     key_groups,
     microbatch,
-    moved_targets,
     own_root,
     private_memory,
-    rewound,
-    rivals,
     savepoint,
     second_run,
     secrets,
     sources,
     state_memory,
+)
+from holdfast.runtime.execution.checks.targets import (
+    adoption,
+    fork_targets,
+    holdings,
+    moved_targets,
+    rewound,
+    rivals,
     undelivered,
     written_immediately,
 )

@@ -22,7 +22,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from holdfast.errors import is_failure
-from holdfast.runtime.functions.keyed_process import bound_to, declared_by
+from holdfast.runtime.functions.users.keyed_process import bound_to, declared_by
 from holdfast.runtime.operators.contract import Description, Operator, OperatorContext, TableDraft
 from holdfast.runtime.operators.differences import Found, compare_keys
 from holdfast.runtime.operators.event_clock import drop_vacant

@@ -27,7 +27,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from holdfast.model import LAST_US, NEVER_US
-from holdfast.runtime.functions.keyed_process import EVENT
+from holdfast.runtime.functions.users.keyed_process import EVENT
 from holdfast.runtime.rows.row_types import values_of
 from holdfast.runtime.rows.state_types import StateType, WrongValue
 from holdfast.state.collections.lists import Lists

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from holdfast.runtime.functions.keyed_process import EVENT
+from holdfast.runtime.functions.users.keyed_process import EVENT
 from holdfast.runtime.operators.event_clock import Times
 from holdfast.runtime.operators.process.cells import Firing, Frame, TimerCell
 from holdfast.runtime.operators.time_slice import LOOK_AFTER_MAX

@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 
 from holdfast.errors import JobFailed, Where, is_failure
 from holdfast.model import LAST_US
-from holdfast.runtime.functions.keyed_process import EVENT, PROCESSING, Declaration, bound_to, declared_by
+from holdfast.runtime.functions.users.keyed_process import EVENT, PROCESSING, Declaration, bound_to, declared_by
 from holdfast.runtime.operators.contract import (
     MAIN,
     ROUNDS,

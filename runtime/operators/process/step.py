@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from holdfast.errors import JobFailed, Where
-from holdfast.runtime.functions.keyed_process import KeyedProcess, declared_by
+from holdfast.runtime.functions.users.keyed_process import KeyedProcess, declared_by
 from holdfast.runtime.operators.contract import KeyedStep, Needed
 from holdfast.runtime.operators.process.changes import parts_of, states_without
 from holdfast.runtime.rows.dead_letters import OnError

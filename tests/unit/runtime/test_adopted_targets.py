@@ -13,8 +13,8 @@ import holdfast as hf
 from holdfast.checkpoint.joblog import Job
 from holdfast.model import Epoch
 from holdfast.runtime.driver.state import RewindWanted
-from holdfast.runtime.execution.checks import adoption
 from holdfast.runtime.execution.checks.ordered import refuse
+from holdfast.runtime.execution.checks.targets import adoption
 from holdfast.runtime.execution.holdings import adopted_from, read_holdings
 from holdfast.runtime.rewind.stopped import rewind_stopped
 from holdfast.runtime.testing.cluster import Cluster

@@ -17,8 +17,9 @@ import holdfast as hf
 from holdfast.checkpoint.manifest import Confirmed, Manifest
 from holdfast.errors import ConfigError
 from holdfast.model import Epoch, Generation, JobUuid, SnapshotHandle, Subtask, Tag, Timeline, Writer
-from holdfast.runtime.execution.checks import microbatch, written_immediately
+from holdfast.runtime.execution.checks import microbatch
 from holdfast.runtime.execution.checks.ordered import refuse
+from holdfast.runtime.execution.checks.targets import written_immediately
 from holdfast.runtime.plan.compiler import render
 from holdfast.runtime.plan.immediate import is_immediate, not_to_grow
 from holdfast.runtime.plan.model import Plan

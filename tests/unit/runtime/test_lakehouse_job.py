@@ -18,8 +18,8 @@ from start_facts import facts_of_targets
 from holdfast.errors import Damaged
 from holdfast.runtime.config.settings import MODES
 from holdfast.runtime.driver.repair import unrepairable
-from holdfast.runtime.execution.checks import holdings
 from holdfast.runtime.execution.checks.ordered import refuse
+from holdfast.runtime.execution.checks.targets import holdings
 
 LATE = 8
 """The least number in a row of the table of late ones."""

@@ -25,9 +25,9 @@ from holdfast.checkpoint.timeline import Rewind
 from holdfast.model import Epoch, Generation, JobUuid, ObjectRef, Tag, Timeline
 from holdfast.runtime.config.settings import resolve
 from holdfast.runtime.driver.state import RewindWanted
-from holdfast.runtime.execution.checks import adoption, holdings
-from holdfast.runtime.execution.checks.holdings import beyond, lost_rows
 from holdfast.runtime.execution.checks.ordered import refuse
+from holdfast.runtime.execution.checks.targets import adoption, holdings
+from holdfast.runtime.execution.checks.targets.holdings import beyond, lost_rows
 from holdfast.runtime.execution.facts import Choices
 from holdfast.runtime.execution.holdings import adopted_from, read_holdings
 from holdfast.runtime.execution.prepare import Prepared, prepare

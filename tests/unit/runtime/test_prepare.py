@@ -21,7 +21,7 @@ from holdfast.model import Epoch, Generation, JobUuid, ObjectRef, Timeline
 from holdfast.runtime.cli.start.plan import obstacles
 from holdfast.runtime.config.settings import resolve
 from holdfast.runtime.execution import targets
-from holdfast.runtime.execution.checks.undelivered import delivered_through
+from holdfast.runtime.execution.checks.targets.undelivered import delivered_through
 from holdfast.runtime.execution.prepare import prepare
 from holdfast.runtime.plan.compiler import describe, render
 from holdfast.runtime.plan.model import SinkSpec

@@ -382,7 +382,7 @@ class TestWhy:
             t.push("rows", [Row("a", 1, NOON)])
             t.checkpoint()
             epoch = replayable(stored(t), "latest")
-            assert explained(code_of(t), epoch, WatchedState("totals", "nobody"), 10).causes == ()
+            assert explained(code_of(t), epoch, WatchedState("totals", "absent"), 10).causes == ()
 
 
 class TestEpochs:

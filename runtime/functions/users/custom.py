@@ -25,9 +25,9 @@ import pyarrow as pa
 from holdfast.errors import ConfigError
 from holdfast.runtime.functions.aggregation import Aggregation
 from holdfast.runtime.functions.contract import AggregateFunction, CannotFold, Groups, Kind, State, StateColumn
-from holdfast.runtime.functions.custom_batches import BatchFunction
 from holdfast.runtime.functions.types import is_kept, loaded, stored
-from holdfast.runtime.functions.user_code import CORRECT_IT, ROWS, UserCode, called, state_of
+from holdfast.runtime.functions.users.custom_batches import BatchFunction
+from holdfast.runtime.functions.users.user_code import CORRECT_IT, ROWS, UserCode, called, state_of
 from holdfast.runtime.rows.forms import bounded, code_hash, name_of
 from holdfast.runtime.rows.row_types import RowMaker, special_types
 from holdfast.runtime.rows.rows import WrongRow, batch_of_rows

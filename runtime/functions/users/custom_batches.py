@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from holdfast.runtime.functions.contract import AggregateFunction, CannotFold, Groups, State, StateColumn
 from holdfast.runtime.functions.types import loaded, stored
-from holdfast.runtime.functions.user_code import CORRECT_IT, ROWS, UserCode, called, state_of
+from holdfast.runtime.functions.users.user_code import CORRECT_IT, ROWS, UserCode, called, state_of
 from holdfast.runtime.rows.rows import WrongRow, batch_of_columns, batch_of_rows
 
 

@@ -1,0 +1,1 @@
+"""Functions that users write, and their calls: aggregates in Python, keyed functions with state and timers. Pure."""
