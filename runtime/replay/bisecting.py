@@ -9,7 +9,7 @@ Source: docs/decisions/0130-replay.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,10 +24,9 @@ from holdfast.runtime.inspect.stored import Stored
 from holdfast.runtime.operators.contract import is_part
 from holdfast.runtime.replay.epochs import Replayable, replayable
 from holdfast.runtime.replay.player import Code, Player, Start
-from holdfast.runtime.replay.sources import NOT_REPLAYED, record_at
+from holdfast.runtime.replay.sources import NOT_REPLAYED
 from holdfast.runtime.replay.spans import Range, Span, cut, offsets_in
 
-PARTS = 16
 Frames = Mapping[str, pl.DataFrame]
 """The state of each operator, by its name."""
 
@@ -144,7 +143,7 @@ def culprit(code: Code, stored: Stored, found: Found, condition: Condition) -> C
     """
     epoch = replayable(stored, str(found.bad))
     code.check(epoch.span, epoch.manifest)
-    return _first(code, epoch, epoch.start, epoch.span, condition)
+    return _first(code, epoch, epoch.start, epoch.done.at, epoch.span, condition)
 
 
 def frames_of(stored: Stored, epoch: Epoch) -> Frames:
@@ -163,11 +162,12 @@ def _frame(stored: Stored, operator: str, epoch: Epoch) -> pl.DataFrame:
     return frame
 
 
-def _first(code: Code, epoch: Replayable, start: Start, span: Span, condition: Condition) -> Culprit | None:
-    pieces: Sequence[Span] = [span] if offsets_in(span) <= 1 else cut(span, PARTS)
-    with Player(code, start, epoch.manifest, epoch.done.at, span) as player:
+def _first(
+    code: Code, epoch: Replayable, start: Start, ends_at: int, span: Span, condition: Condition
+) -> Culprit | None:
+    with Player(code, start, epoch.manifest, ends_at, span) as player:
         begins = before = player.base
-        for piece in pieces:
+        for piece in cut(span):
             played, stored = player.play(piece), player.stored()
             failure = condition(frames_of(stored, played))
             if failure is None:
@@ -175,15 +175,12 @@ def _first(code: Code, epoch: Replayable, start: Start, span: Span, condition: C
                 continue
             if offsets_in(piece) > 1:
                 again = start if before == begins else Start(stored, stored.job.checkpoint(before))
-                return _first(code, epoch, again, piece, condition)
+                done = stored.job.checkpoint(played)
+                assert done is not None, "it was played"
+                return _first(code, epoch, again, done.at, piece, condition)
             at = next((each for each in piece if each.offsets), None)
-            return Culprit(at, None if at is None else _record(code, at), failure)
+            return Culprit(at, None if at is None else code.record(at), failure)
     return None
-
-
-def _record(code: Code, at: Range) -> dict[str, Any] | None:
-    schema = next(spec.source.schema for spec in code.plan.sources if spec.name == at.source)
-    return record_at(code.opened[at.source], schema, at.partition, at.first)
 
 
 def _shown(failure: Failure) -> str:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 import pyarrow as pa
 
@@ -32,7 +32,7 @@ from holdfast.runtime.plan.kept_state import with_identities
 from holdfast.runtime.plan.model import Plan, SinkSpec
 from holdfast.runtime.plan.source import OpenSource
 from holdfast.runtime.replay.sinks import CapturedSink
-from holdfast.runtime.replay.sources import ReplayedSource, check_known, check_readable
+from holdfast.runtime.replay.sources import ReplayedSource, check_known, check_readable, record_at
 from holdfast.runtime.replay.spans import Range, Span, offsets_in
 from holdfast.runtime.testing.cluster import Cluster
 from holdfast.sinks.contract.changelogs import ROOT
@@ -62,6 +62,11 @@ class Code:
         check_known(self.plan.app, [spec.name for spec in self.plan.sources], span)
         for spec in self.plan.sources:
             check_readable(self.plan.app, spec, self.opened[spec.name], span, end.positions)
+
+    def record(self, at: Range) -> dict[str, Any] | None:
+        """Return the first record of a range; None if there is none."""
+        schema = next(spec.source.schema for spec in self.plan.sources if spec.name == at.source)
+        return record_at(self.opened[at.source], schema, at.partition, at.first)
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,12 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from holdfast.checkpoint.manifest import Manifest
+
+PARTS = 16
+"""Pieces of a span: a million records need five rounds."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,8 @@ def offsets_in(span: Span) -> int:
     return sum(each.offsets for each in span)
 
 
-def cut(span: Span, parts: int) -> list[Span]:
-    """Return the pieces of a span, in the order in which they are played: at most `parts`, or one per partition.
+def cut(span: Span) -> list[Span]:
+    """Return the pieces of a span, in the order in which they are played: at most `PARTS`, or one per partition.
 
     Long ranges are cut at the same share of each partition, as a job reads its partitions side by side. Once each range
     has one record at most, the pieces are the ranges.
@@ -62,17 +64,8 @@ def cut(span: Span, parts: int) -> list[Span]:
     longest = max((each.offsets for each in span), default=0)
     if longest <= 1:
         return [(each,) for each in span if each.offsets] or [span]
-    count = min(parts, longest)
+    count = min(PARTS, longest)
     return [tuple(_share(each, n, count) for each in span) for n in range(count)]
-
-
-def joined(spans: Iterable[Span]) -> Span:
-    """Return one span with what several that follow one another have."""
-    ranges: dict[tuple[str, int], Range] = {}
-    for each in (each for span in spans for each in span):
-        at = each.source, each.partition
-        ranges[at] = replace(ranges[at], end=each.end) if at in ranges else each
-    return tuple(ranges.values())
 
 
 def _share(whole: Range, n: int, count: int) -> Range:

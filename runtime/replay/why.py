@@ -26,12 +26,9 @@ from holdfast.runtime.replay.checking import replayed
 from holdfast.runtime.replay.epochs import Replayable
 from holdfast.runtime.replay.player import Code, Player, Start
 from holdfast.runtime.replay.proof import Difference, Kind, Proof
-from holdfast.runtime.replay.sources import record_at
 from holdfast.runtime.replay.spans import Range, Span, cut, offsets_in
 from holdfast.sinks.contract.target import DELETE, OP
 
-PARTS = 16
-"""Pieces of a span: a million records need five rounds."""
 IN_PIECES = (
     "replayed in pieces, the epoch gave another result than replayed whole, so records may be missing here: the result "
     "depends on which records are processed together, as where records come late"
@@ -196,7 +193,7 @@ class Piece:
 
 def _causes(code: Code, epoch: Replayable, of: Piece, watch: Watch, unlike: list[Difference]) -> Iterator[Cause]:
     """Args: unlike: Takes what smaller pieces changed otherwise than the piece that they were cut from."""
-    pieces = [of.span] if offsets_in(of.span) <= 1 else cut(of.span, PARTS)
+    pieces = cut(of.span)
     starts: dict[Epoch, tuple[Span, Epoch]] = {}
     with Player(code, of.start, epoch.manifest, of.ends_at, of.span) as player:
         pieces_begin = before = player.base
@@ -241,5 +238,4 @@ def _cause(code: Code, piece: Span, changes: list[Change]) -> Cause:
     at = next((each for each in piece if each.offsets), None)
     if at is None:
         return Cause(None, None, tuple(changes))
-    schema = next(spec.source.schema for spec in code.plan.sources if spec.name == at.source)
-    return Cause(at, record_at(code.opened[at.source], schema, at.partition, at.first), tuple(changes))
+    return Cause(at, code.record(at), tuple(changes))

@@ -15,6 +15,8 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from job_player import rescale
 
 import holdfast as hf
@@ -27,6 +29,7 @@ from holdfast.runtime.replay.epochs import Replayable, newest, replayable
 from holdfast.runtime.replay.player import Code, Player
 from holdfast.runtime.replay.proof import Difference, Proof, _sinks
 from holdfast.runtime.replay.rounding import same_rows
+from holdfast.runtime.replay.spans import Range, cut, offsets_in
 from holdfast.runtime.replay.why import IN_PIECES, Cause, WatchedRows, WatchedState, explained
 from holdfast.runtime.rows.dead_letters import DLQ
 from holdfast.sinks.memory.sink import MemorySink
@@ -383,6 +386,22 @@ class TestWhy:
             t.checkpoint()
             epoch = replayable(stored(t), "latest")
             assert explained(code_of(t), epoch, WatchedState("totals", "absent"), 10).causes == ()
+
+
+class TestPieces:
+    @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 40)), min_size=1, max_size=4))
+    def test_hold_each_record_once_and_end_with_one_each(self, given_: list[tuple[int, int]]) -> None:
+        whole = tuple(Range("rows", at, first, first + count) for at, (first, count) in enumerate(given_))
+        left, single = [whole], list[tuple[int, int]]()
+        while left:
+            span = left.pop()
+            if offsets_in(span) <= 1:
+                single += [(each.partition, each.first) for each in span if each.offsets]
+                continue
+            pieces = cut(span)
+            assert all(offsets_in(piece) < offsets_in(span) for piece in pieces)
+            left += pieces
+        assert sorted(single) == [(each.partition, at) for each in whole for at in range(each.first, each.end)]
 
 
 class TestEpochs:
