@@ -213,7 +213,7 @@ class TestChecks:
         assert [ordered.name_of(check) for check in ordered.ALL] == list(CASES)
 
     def test_are_all_modules_of_the_room(self) -> None:
-        modules = {file.stem for file in Path(ordered.__file__).parent.glob("*.py")} - {"__init__", "ordered"}
+        modules = {file.stem for file in Path(ordered.__file__).parent.rglob("*.py")} - {"__init__", "ordered"}
         assert modules == set(CASES)
 
     @pytest.mark.parametrize("name", CASES)

@@ -389,6 +389,7 @@ class TestWhy:
 
 
 class TestPieces:
+    @pytest.mark.continuous
     @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 40)), min_size=1, max_size=4))
     def test_hold_each_record_once_and_end_with_one_each(self, given_: list[tuple[int, int]]) -> None:
         whole = tuple(Range("rows", at, first, first + count) for at, (first, count) in enumerate(given_))
