@@ -88,6 +88,7 @@ GLOSSARY = (
     "resident table",
     "rewind",
     "fork",
+    "replay",
     "microbatch",
     "fence",
     "zombie",
