@@ -12,7 +12,6 @@ Source: DESIGN section 3 (threads of a worker).
 
 from __future__ import annotations
 
-import math
 import queue
 import threading
 import time
@@ -68,10 +67,13 @@ class Rest:
     short_s: float
     long_s: float
     clock: Callable[[], float] = time.monotonic
-    _worked_at: float = field(default=-math.inf, init=False)
+    _worked_at: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.worked()  # a start waits for processes and files
 
     def worked(self) -> None:
-        """The loop has done something, or is about to begin."""
+        """The loop has done something."""
         self._worked_at = self.clock()
 
     def sleep_s(self) -> float:

@@ -6,11 +6,10 @@ from holdfast.runtime.wire.mailbox import QUIET_AFTER_S, Rest
 
 
 class TestRest:
-    def test_is_long_before_the_first_work_and_after_a_quiet_time(self) -> None:
+    def test_is_short_at_the_start_and_long_after_a_quiet_time(self) -> None:
         now = [100.0]
         rest = Rest(0.02, 0.1, lambda: now[0])
-        assert rest.sleep_s() == 0.1
-        rest.worked()
+        assert rest.sleep_s() == 0.02
         now[0] += QUIET_AFTER_S - 0.01
         assert rest.sleep_s() == 0.02
         now[0] += 0.02
