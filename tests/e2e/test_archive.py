@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import patience
@@ -22,9 +21,12 @@ print(any(".jsa" in line and "holdfast-spark" in line for line in maps.splitline
 """
 
 
-@pytest.fixture(scope="module")
-def caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    yield tmp_path_factory.mktemp("caches")
+@pytest.fixture
+def caches(tmp_path: Path) -> Path:
+    """The caches of a user who has started nothing yet."""
+    caches = tmp_path / "caches"
+    caches.mkdir()
+    return caches
 
 
 def start(caches: Path, folder: Path) -> tuple[bool, str]:
@@ -48,6 +50,8 @@ class TestArchive:
         assert [file.suffix for file in sorted((caches / FOLDER).iterdir())] == [".jsa", ".starts"]
 
     def test_that_is_damaged_is_ignored_without_a_word(self, caches: Path, tmp_path: Path) -> None:
+        for _ in range(2):
+            start(caches, tmp_path)
         (stored,) = (caches / FOLDER).glob("*.jsa")
         stored.chmod(0o600)
         stored.write_bytes(b"damaged" * 1_000)
