@@ -24,7 +24,7 @@ from holdfast.model import Barrier, ChannelId, Epoch
 
 
 @dataclass(frozen=True)
-class Idle:
+class NoBarrier:
     """No barrier is in progress; `latest` is the last one that every channel delivered."""
 
     channels: frozenset[ChannelId]
@@ -41,7 +41,7 @@ class Aligning:
     arrived: frozenset[ChannelId]
 
 
-Alignment = Idle | Aligning
+Alignment = NoBarrier | Aligning
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def step(state: Alignment, channel: ChannelId, barrier: Barrier) -> tuple[Alignm
     """Take one barrier; return the next state and the effects, in order."""
     assert channel in state.channels
     match state:
-        case Idle(channels, latest):
+        case NoBarrier(channels, latest):
             assert barrier.epoch == latest + 1, f"{channel} skipped a barrier: {latest} then {barrier.epoch}"
             return _arrive(Aligning(channels, barrier, frozenset()), channel)
         case Aligning(channels, current, arrived):
@@ -90,4 +90,4 @@ def _arrive(state: Aligning, channel: ChannelId) -> tuple[Alignment, list[Effect
     effects: list[Effect] = [Close(state.barrier)]
     if state.arrived:
         effects.append(Resume(state.arrived))
-    return Idle(state.channels, state.barrier.epoch), effects
+    return NoBarrier(state.channels, state.barrier.epoch), effects

@@ -57,7 +57,7 @@ class InFlight:
 
 
 @dataclass(frozen=True)
-class Overtaken:
+class OvertakenDriver:
     """A newer generation owns the job, it is finished, or it is a fork: this driver may not append again."""
 
     owner: str
@@ -65,7 +65,7 @@ class Overtaken:
     ours: Generation
 
 
-Appender = Quiet | InFlight | Overtaken
+Appender = Quiet | InFlight | OvertakenDriver
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def occupied(state: InFlight, found: Record) -> tuple[Appender, list[Effect]]:
     starting = isinstance(state.record.body, GenerationStarted)
     if isinstance(found.body, STARTS) or job.finished or not starting:
         ours = state.record.generation
-        return Overtaken(state.owner, job, ours), [Lost(job, ours)]
+        return OvertakenDriver(state.owner, job, ours), [Lost(job, ours)]
     # An older driver's last record came first: fold it, and start from the newer base (P5).
     return _send_again(state, job)
 

@@ -110,12 +110,12 @@ def joined(parts: Iterable[PartAudit]) -> PartAudit:
     operators: list[OperatorCount] = []
     for part in parts:
         for new in part.sources:
-            known = sources.get((new.source, new.partition))
-            if known is not None:
-                assert known.end == new.first, "records between two epochs are in neither"
-                lost = one_after_another((*known.lost_ranges, *new.lost_ranges)) or msgspec.UNSET
-                taken = added(known.taken, new.taken)
-                new = SourceTaken(new.source, new.partition, known.first, new.end, taken, lost)
+            predecessor = sources.get((new.source, new.partition))
+            if predecessor is not None:
+                assert predecessor.end == new.first, "records between two epochs are in neither"
+                lost = one_after_another((*predecessor.lost_ranges, *new.lost_ranges)) or msgspec.UNSET
+                taken = added(predecessor.taken, new.taken)
+                new = SourceTaken(new.source, new.partition, predecessor.first, new.end, taken, lost)
             sources[new.source, new.partition] = new
         for staged in part.sinks:
             before = sinks.get(staged.writer)
@@ -127,30 +127,30 @@ def joined(parts: Iterable[PartAudit]) -> PartAudit:
 
 def one_after_another(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     """Return ranges [first, end), given in order, with those that touch each other as one."""
-    merged: list[tuple[int, int]] = []
+    runs: list[tuple[int, int]] = []
     for first, end in ranges:
-        if merged and merged[-1][1] == first:
-            first = merged.pop()[0]
-        merged.append((first, end))
-    return tuple(merged)
+        if runs and runs[-1][1] == first:
+            first = runs.pop()[0]
+        runs.append((first, end))
+    return tuple(runs)
 
 
 def counted(counts: Iterable[OperatorCount]) -> tuple[OperatorCount, ...]:
     """Return one count per operator: the sum of its counts."""
     sums: dict[tuple[str, str], OperatorCount] = {}
     for each in counts:
-        known = sums.get((each.kind, each.name))
+        subtotal = sums.get((each.kind, each.name))
         sums[each.kind, each.name] = (
             each
-            if known is None
+            if subtotal is None
             else OperatorCount(
                 each.name,
                 each.kind,
-                known.rows_in + each.rows_in,
-                known.rows_out + each.rows_out,
-                _both(known.dropped, each.dropped),
-                _both(known.late, each.late),
-                _both(known.dlq, each.dlq),
+                subtotal.rows_in + each.rows_in,
+                subtotal.rows_out + each.rows_out,
+                _both(subtotal.dropped, each.dropped),
+                _both(subtotal.late, each.late),
+                _both(subtotal.dlq, each.dlq),
                 each.after,
             )
         )
@@ -164,19 +164,19 @@ def manifest_audit(follows: Epoch, before: Audit | None, parts: Sequence[PartAud
         follows: The epoch that the manifest follows; 0 if it is the first.
         before: The audit part of the manifest of that epoch.
     """
-    reported = [part for part in parts if part is not None]
-    if len(reported) < len(parts):
+    part_audits = [part for part in parts if part is not None]
+    if len(part_audits) < len(parts):
         return None
     since = NO_EPOCH if follows == NO_EPOCH else follows if before is None else before.since
     totals = {} if before is None else {total.sink: total.staged for total in before.totals}
-    sinks = sorted((s for part in reported for s in part.sinks), key=lambda s: (s.writer.sink, s.writer.subtask))
+    sinks = sorted((s for part in part_audits for s in part.sinks), key=lambda s: (s.writer.sink, s.writer.subtask))
     for staged in sinks:
         for part in staged.parts:
             known = totals.get(staged.writer.sink)
             totals[staged.writer.sink] = part if known is None else added(known, part)
-    operators = counted(count for part in reported for count in part.operators)
+    operators = counted(count for part in part_audits for count in part.operators)
     return Audit(
-        sources=tuple(sorted((s for part in reported for s in part.sources), key=lambda s: (s.source, s.partition))),
+        sources=tuple(sorted((s for part in part_audits for s in part.sources), key=lambda s: (s.source, s.partition))),
         sinks=tuple(sinks),
         operators=operators,
         totals=tuple(SinkTotal(sink, totals[sink]) for sink in sorted(totals)),
@@ -186,12 +186,12 @@ def manifest_audit(follows: Epoch, before: Audit | None, parts: Sequence[PartAud
 
 
 def _late_after(follows: Epoch, before: Audit | None, operators: Iterable[OperatorCount]) -> Late | msgspec.UnsetType:
-    known = Late(follows, {}) if before is None or before.late is msgspec.UNSET else before.late
-    rows = dict(known.rows)
+    previous_late = Late(follows, {}) if before is None or before.late is msgspec.UNSET else before.late
+    rows = dict(previous_late.rows)
     for each in operators:
         if each.late is not None:
             rows[each.name] = rows.get(each.name, 0) + each.late
-    return Late(known.since, rows) if rows else msgspec.UNSET
+    return Late(previous_late.since, rows) if rows else msgspec.UNSET
 
 
 def balance(count: OperatorCount, edges: Mapping[str, OperatorCount] = MappingProxyType({})) -> int | None:

@@ -52,7 +52,7 @@ def beyond(job: Job | None, listed: Iterable[str], live: LastWord | None) -> lis
     generation, base = (Generation(0), NO_EPOCH) if job is None else (job.generation, job.base_epoch)
     newer: Counter[tuple[str, int]] = Counter()
     foreign: list[Beyond] = []
-    undecided: list[Beyond] = []
+    later_epochs: list[Beyond] = []
     for path in sorted(listed):
         if (match := _NAME.fullmatch(path)) is None:
             continue  # Holdfast did not name this object
@@ -63,13 +63,13 @@ def beyond(job: Job | None, listed: Iterable[str], live: LastWord | None) -> lis
             if match[4] != f"{job.owner}.json":
                 foreign.append(Beyond(path, f"{path} is not of the driver of generation {generation} in the log"))
             elif epoch > base:
-                undecided.append(Beyond(path, f"{path} belongs to an epoch after {base}, the last one in the log"))
-    found = [
+                later_epochs.append(Beyond(path, f"{path} belongs to an epoch after {base}, the last one in the log"))
+    proofs = [
         Beyond(path := f"{folder}/{of:08d}/", f"{path} has {count:,} objects; the log ends at generation {generation}")
         for (folder, of), count in sorted(newer.items())
     ]
-    found += foreign[:_SHOWN_MAX] + (undecided[:_SHOWN_MAX] if len(undecided) > 1 else [])
+    proofs += foreign[:_SHOWN_MAX] + (later_epochs[:_SHOWN_MAX] if len(later_epochs) > 1 else [])
     if live is not None and live > (generation, base):
         said = f"live.json names generation {live.generation} and epoch {live.epoch}"
-        found.append(Beyond("live.json", f"{said}; the log ends at {generation} and {base}"))
-    return found
+        proofs.append(Beyond("live.json", f"{said}; the log ends at {generation} and {base}"))
+    return proofs

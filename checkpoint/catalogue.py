@@ -74,7 +74,7 @@ def log_is_long(job: Job, rule: Retention) -> bool:
     return since >= max(rule.log_records, 2 * len(job.completed)) and job.expired_through > NO_EPOCH
 
 
-class Catalogue:
+class ObjectCatalogue:
     """The objects that the manifests read so far name: per object, the first and the last epoch that names it.
 
     An hour of short epochs has hundreds of thousands. So they are in dicts of text and numbers alone, which the garbage
@@ -100,12 +100,12 @@ class Catalogue:
     def expire(self, job: Job) -> list[str]:
         """Forget the objects that no retained manifest names, and return them."""
         assert not self.unread(job), "an unread manifest may name anything"
-        retained = [each.body.epoch for each in job.retained]
-        gone = sorted(p for p, first in self._first.items() if not _is_any_within(retained, first, self._last[p]))
-        for path in gone:
+        epochs = [each.body.epoch for each in job.retained]
+        paths = sorted(p for p, first in self._first.items() if not _is_any_within(epochs, first, self._last[p]))
+        for path in paths:
             del self._first[path], self._last[path]
-        self._read = dict.fromkeys(epoch for epoch in retained if epoch in self._read)
-        return gone
+        self._read = dict.fromkeys(epoch for epoch in epochs if epoch in self._read)
+        return paths
 
     def garbage(self, job: Job, listed: Iterable[str]) -> list[str]:
         """Return the listed objects that no manifest names and no later manifest can name."""

@@ -32,16 +32,20 @@ def gathered(parts: Iterable[SubtaskPart], sinks: Collection[str]) -> tuple[Subt
     Args:
         parts: One per subtask.
     """
-    ordered = sorted(parts, key=lambda part: part.subtask)
+    sorted_parts = sorted(parts, key=lambda part: part.subtask)
     if not sinks:
-        return tuple(ordered)
-    assert ordered[0].subtask == COMMITTER, "every parallelism has a first subtask"
-    others = [_without(part, sinks) for part in ordered]
-    every = {sink: _together([part.staged[sink] for part in ordered if sink in part.staged]) for sink in sorted(sinks)}
+        return tuple(sorted_parts)
+    assert sorted_parts[0].subtask == COMMITTER, "every parallelism has a first subtask"
+    others = [_without(part, sinks) for part in sorted_parts]
+    every = {
+        sink: _together([part.staged[sink] for part in sorted_parts if sink in part.staged]) for sink in sorted(sinks)
+    }
     staged = others[0].staged | {sink: found for sink, found in every.items() if found.parts}
     first = replace(others[0], staged=staged)
     if first.audit is not None:
-        digests = [s for part in ordered if part.audit is not None for s in part.audit.sinks if s.writer.sink in sinks]
+        digests = [
+            s for part in sorted_parts if part.audit is not None for s in part.audit.sinks if s.writer.sink in sinks
+        ]
         first = replace(first, audit=replace(first.audit, sinks=(*first.audit.sinks, *_digested(digests, sinks))))
     return (first, *others[1:])
 
@@ -57,11 +61,11 @@ def left_by_others(base: Manifest, sinks: Collection[str]) -> list[Pending]:
 
 
 def _without(part: SubtaskPart, sinks: Collection[str]) -> SubtaskPart:
-    staged = {sink: found for sink, found in part.staged.items() if sink not in sinks}
+    output_by_sink = {sink: found for sink, found in part.staged.items() if sink not in sinks}
     audit = part.audit
     if audit is not None:
         audit = replace(audit, sinks=tuple(each for each in audit.sinks if each.writer.sink not in sinks))
-    return replace(part, staged=staged, audit=audit)
+    return replace(part, staged=output_by_sink, audit=audit)
 
 
 def _together(staged: Sequence[Staged]) -> Staged:
@@ -71,12 +75,12 @@ def _together(staged: Sequence[Staged]) -> Staged:
 
 def _digested(digests: Sequence[SinkStaged], sinks: Collection[str]) -> list[SinkStaged]:
     """Return the digests of the committer: one in all, unless rows of several parts of a writer replace each other."""
-    found = []
+    committer_digests = []
     for sink in sorted(sinks):
         mine = [each for each in digests if each.writer.sink == sink]
         parts: tuple[RowDigest, ...] = tuple(part for each in mine for part in each.parts)
         if parts and all(len(each.parts) <= 1 for each in mine):
             parts = (whole(parts),)
         if mine:
-            found.append(SinkStaged(Writer(sink, COMMITTER), parts))
-    return found
+            committer_digests.append(SinkStaged(Writer(sink, COMMITTER), parts))
+    return committer_digests

@@ -58,7 +58,7 @@ Coordinator = Idle | Collecting | Deciding
 
 
 @dataclass(frozen=True)
-class Trigger:
+class SendBarrier:
     """Send this barrier from all sources."""
 
     barrier: Barrier
@@ -81,7 +81,7 @@ class Announce:
 
 
 @dataclass(frozen=True)
-class GivenUp:
+class EpochGivenUp:
     """The epoch missed its deadline; its changes and output merge into the next one."""
 
     epoch: Epoch
@@ -95,7 +95,7 @@ class MustRecover:
     given_up: int
 
 
-Effect = Trigger | Decide | Announce | GivenUp | MustRecover
+Effect = SendBarrier | Decide | Announce | EpochGivenUp | MustRecover
 
 
 def start(parallelism: int, base_epoch: Epoch, first_epoch: Epoch) -> Coordinator:
@@ -108,7 +108,7 @@ def trigger(state: Idle, now: float, last: bool) -> tuple[Coordinator, list[Effe
     if state.given_up >= EPOCHS_GIVEN_UP_MAX:
         return state, [MustRecover(state.given_up)]
     barrier = Barrier(state.next_epoch, state.committed_through, last)
-    return Collecting(state.parallelism, barrier, state.given_up, now, {}), [Trigger(barrier)]
+    return Collecting(state.parallelism, barrier, state.given_up, now, {}), [SendBarrier(barrier)]
 
 
 def acked(state: Coordinator, epoch: Epoch, part: SubtaskPart) -> tuple[Coordinator, list[Effect]]:
@@ -130,7 +130,7 @@ def deadline_passed(state: Coordinator) -> tuple[Coordinator, list[Effect]]:
     epoch = state.barrier.epoch
     missing = tuple(Subtask(s) for s in range(state.parallelism) if s not in state.parts)
     after = Idle(state.parallelism, state.barrier.committed_through, Epoch(epoch + 1), state.given_up + 1)
-    return after, [GivenUp(epoch, missing)]
+    return after, [EpochGivenUp(epoch, missing)]
 
 
 def appended(state: Deciding) -> tuple[Coordinator, list[Effect]]:

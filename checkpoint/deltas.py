@@ -38,13 +38,13 @@ def difference(base: bytes, data: bytes) -> bytes:
         if count:
             steps.append((first, count))
             count = 0
-        if (found := place.get(piece)) is None:
+        if (old_index := place.get(piece)) is None:
             new.append(piece)
             continue
         if new:
             steps.append(_END.join(new))
             new = []
-        first, count = found, 1
+        first, count = old_index, 1
     if count:
         steps.append((first, count))
     if new:

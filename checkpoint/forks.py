@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import msgspec
 
 from holdfast.checkpoint.audit import Audit
-from holdfast.checkpoint.joblog import FORMAT_VERSION, Forked, Origin, Record
+from holdfast.checkpoint.joblog import FORMAT_VERSION, Forked, ForkOrigin, Record
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.frozen import replace
 from holdfast.model import NO_EPOCH, Epoch, Generation, JobUuid, ObjectRef, SnapshotHandle, Timeline
@@ -88,7 +88,7 @@ def forked_manifest(of: Manifest, new: NewJob, copy: Callable[[ObjectRef], Objec
 
 
 def first_record(
-    new: NewJob, of: Manifest, origins: tuple[Origin, ...], manifest: ObjectRef, duration_ms: int, bytes_total: int
+    new: NewJob, of: Manifest, origins: tuple[ForkOrigin, ...], manifest: ObjectRef, duration_ms: int, bytes_total: int
 ) -> Record:
     """Return the record whose conditional creation is the fork."""
     body = Forked(new.name, of.key_groups, origins, of.epoch, manifest, duration_ms, bytes_total)

@@ -55,7 +55,7 @@ class JobCreated(msgspec.Struct, frozen=True, tag="JobCreated", tag_field="kind"
     key_groups: int
 
 
-class Origin(msgspec.Struct, frozen=True):
+class ForkOrigin(msgspec.Struct, frozen=True):
     """A checkpoint with which a fork began."""
 
     job: str
@@ -73,7 +73,7 @@ class Forked(msgspec.Struct, frozen=True, tag="Forked", tag_field="kind"):
 
     name: str
     key_groups: int
-    origins: tuple[Origin, ...]
+    origins: tuple[ForkOrigin, ...]
     """Oldest first; the last is the copied checkpoint, the others are those from which its job was forked itself."""
     epoch: Epoch
     """As in its origin, since segments carry it."""
@@ -240,7 +240,7 @@ else:
 
 
 @dataclass(frozen=True)
-class Start:
+class GenerationStart:
     """One start of a generation, for the list of restarts."""
 
     generation: Generation
@@ -275,7 +275,7 @@ class Job:
     completed: Checkpoints = ()
     """Retained checkpoints of the job's lineage, oldest first. There may be a hundred thousand, and most steps must not
     look at all of them."""
-    starts: tuple[Start, ...] = ()
+    starts: tuple[GenerationStart, ...] = ()
     ended: Stopped | Finished | None = None
     ended_at: int | None = None
     savepoints: tuple[Savepoint, ...] = ()
@@ -551,7 +551,7 @@ def _named(job: Job, record: Record, name: str, epoch: Epoch) -> Job:
 
 def _fold_rewind(job: Job, record: Record, body: Rewound) -> Job:
     """P6: a rewind is a start like any other, except for the checkpoint from which it continues."""
-    base, reached = body.base_epoch, Tag(job.timeline, job.base_epoch)
+    base, last_tag = body.base_epoch, Tag(job.timeline, job.base_epoch)
     if job.checkpoint(base) is None:
         raise _broken(f"job log record {record.path} goes back to epoch {base}, which is not in the lineage")
     job = replace(
@@ -564,7 +564,7 @@ def _fold_rewind(job: Job, record: Record, body: Rewound) -> Job:
         first_epoch=Epoch(max(job.first_epoch, job.base_epoch + 1)),
         rewinds=(*job.rewinds, Rewind(record.timeline, base, body.first_epoch, record.at, body.accepted)),
     )
-    return _fold_start(job, record, body, reached)
+    return _fold_start(job, record, body, last_tag)
 
 
 def _fold_start(job: Job, record: Record, body: GenerationStarted | Rewound, reached: Tag) -> Job:
@@ -575,7 +575,7 @@ def _fold_start(job: Job, record: Record, body: GenerationStarted | Rewound, rea
         raise _broken(f"job log record {record.path}: generation {record.generation} cannot follow {job.generation}")
     if body.first_epoch < next_first_epoch(job):
         raise _broken(f"job log record {record.path}: first epoch {body.first_epoch} may have been used")
-    start = Start(record.generation, record.at, body.cause, body.host, body.base_epoch, body.first_epoch)
+    start = GenerationStart(record.generation, record.at, body.cause, body.host, body.base_epoch, body.first_epoch)
     return replace(
         job,
         generation=record.generation,

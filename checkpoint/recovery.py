@@ -45,13 +45,13 @@ def _handle_for(overlapping: Sequence[SnapshotHandle], subtask: Subtask, owned: 
             first, end = max(span[0], old.key_groups[0], owned[0]), min(span[1], old.key_groups[1], owned[1])
             if first < end:
                 _add(spans.setdefault(piece.object.path, []), piece, (first, end))
-    found = [_restricted(piece, owned) for each in spans.values() for piece in each]
+    segments = [_restricted(piece, owned) for each in spans.values() for piece in each]
     return SnapshotHandle(
         subtask,
         owned,
         () if alone is None else alone.base,
         NO_EPOCH if alone is None else alone.base_epoch,
-        tuple(sorted(found, key=lambda piece: (piece.epoch, piece.object.path))),
+        tuple(sorted(segments, key=lambda piece: (piece.epoch, piece.object.path))),
     )
 
 

@@ -29,7 +29,7 @@ from holdfast.model import Epoch, ObjectRef
 from holdfast.ports import ObjectStore, TidyStore
 from holdfast.storage.bulk import delete_each, get_each, list_behind, parts, read_together
 from holdfast.storage.hashed import fits_hash, own_hash
-from holdfast.storage.hashing import Sink, hash_file
+from holdfast.storage.hashing import ByteSink, hash_file
 from holdfast.storage.objects import FileStore
 from holdfast.storage.once import create_same, write_same
 
@@ -64,7 +64,7 @@ class Repository:
             job = joblog.fold(job, record)
         return job
 
-    def origins(self) -> tuple[joblog.Origin, ...]:
+    def origins(self) -> tuple[joblog.ForkOrigin, ...]:
         """Return the checkpoints from which the job was forked, oldest first; none if it is not a fork."""
         first = self.forked()
         return first.body.origins if first is not None and isinstance(first.body, joblog.Forked) else ()
@@ -98,20 +98,20 @@ class Repository:
         """
         missing: set[str] = set()
         while True:
-            listed = self._numbers()
-            highest = listed[-1] if listed else 0
-            fold = self._stored_fold(highest) if from_fold and len(listed) > folds.EVERY else None
-            fold, found, at = self._backwards(highest, fold)
+            numbers = self._numbers()
+            highest = numbers[-1] if numbers else 0
+            fold = self._stored_fold(highest) if from_fold and len(numbers) > folds.EVERY else None
+            fold, records, at = self._backwards(highest, fold)
             if at > 0:
-                _look_again(record_path(at), listed, missing)
+                _look_again(record_path(at), numbers, missing)
                 continue
             following = highest + 1
             while (record := self.read_record(following)) is not None:
-                found.append(record)
+                records.append(record)
                 following += 1
             higher = self._numbers(following - 1)
             if not higher:
-                return fold, found
+                return fold, records
             if self.read_record(following) is None:
                 _look_again(record_path(following), higher, missing)
 
@@ -122,7 +122,7 @@ class Repository:
             The fold if it was reached and the log has its last record; the records after it, in order; and the number
             of a missing record, 0 if none is missing.
         """
-        found, at, count = list[joblog.Record](), highest, min(FIRST_READ, read_together(self._store))
+        records, at, count = list[joblog.Record](), highest, min(FIRST_READ, read_together(self._store))
         while at > 0:
             paths = [record_path(number) for number in range(at, max(at - count, 0), -1)]
             data = get_each(self._store, paths)
@@ -131,12 +131,12 @@ class Repository:
                     return None, [], number
                 record = _decoded(data[path], path)
                 if fold is not None and number == folds.last_of(fold) and record.hash == fold.head:
-                    return fold, found[::-1], 0
-                found.append(record)
+                    return fold, records[::-1], 0
+                records.append(record)
                 if isinstance(record.body, joblog.LogStart):
-                    return None, found[::-1], 0
+                    return None, records[::-1], 0
             at, count = at - len(paths), min(2 * count, read_together(self._store))
-        return None, found[::-1], 0
+        return None, records[::-1], 0
 
     def _stored_fold(self, highest: int) -> joblog.Job | None:
         """Return the newest stored fold that can be read and is not beyond this record; None if there is none."""
@@ -165,7 +165,7 @@ class Repository:
         Args:
             kept: Numbers of records that are known to stay; the ones found here are added.
         """
-        pruned = 0
+        count = 0
         numbers = [number for number in self._numbers() if number < below and number not in kept]
         for part in parts(numbers, read_together(self._store)):
             found = get_each(self._store, [record_path(number) for number in part])
@@ -173,8 +173,8 @@ class Repository:
             doomed = [record.path for record in records if isinstance(record.body, joblog.PRUNABLE)]
             kept |= {record.seq for record in records if not isinstance(record.body, joblog.PRUNABLE)}
             delete_each(self._store, doomed)
-            pruned += len(doomed)
-        return pruned
+            count += len(doomed)
+        return count
 
     def _numbers(self, after: int = 0) -> list[int]:
         """Return the numbers of the records above this one, in order."""
@@ -201,18 +201,18 @@ class Repository:
         if record.seq > 1:
             self._prove_root(record)
         path, data = record_path(record.seq), joblog.encode(record)
-        found = joblog.with_known_hash(record, data)
+        winner = joblog.with_known_hash(record, data)
         try:
             self._store.create(path, data)
         except AlreadyExists:
             there = self.read_record(record.seq)
             if there is None:
                 raise Unavailable(f"{path} was pruned while it was read", next_step="try again") from None
-            found = there
-        own = found.owner == record.owner and not isinstance(record.body, joblog.PRUNABLE)
-        if own or isinstance(found.body, joblog.SavepointNamed):  # the writer of a name may have read the log long ago
+            winner = there
+        own = winner.owner == record.owner and not isinstance(record.body, joblog.PRUNABLE)
+        if own or isinstance(winner.body, joblog.SavepointNamed):  # the writer of a name may have read the log long ago
             self._refuse_hole(record)
-        return found
+        return winner
 
     def _prove_root(self, record: joblog.Record) -> None:
         """Prove that the root still has the first record of the job, which is never pruned, and the one before this.
@@ -405,19 +405,19 @@ def open_verified(store: ObjectStore, ref: ObjectRef) -> pa.NativeFile:
         raise _damaged(ref, "is missing") from None
     try:
         size = file.size()
-        hashed = hash_file(file, hashlib.sha256(), size)
+        digest = hash_file(file, hashlib.sha256(), size)
     except OSError as error:
         file.close()
         raise Unavailable(
             f"reading object {ref.path} failed: {error}", next_step="check the store, then retry"
         ) from error
-    if size != ref.size or hashed.hexdigest() != ref.sha256:
+    if size != ref.size or digest.hexdigest() != ref.sha256:
         file.close()
         raise _damaged(ref, f"differs from what was written ({size} bytes, {ref.size} expected)")
     return file
 
 
-def write_object(store: ObjectStore, path: str, write: Callable[[Sink], object], next_step: str) -> ObjectRef:
+def write_object(store: ObjectStore, path: str, write: Callable[[ByteSink], object], next_step: str) -> ObjectRef:
     """Create an object part by part and return its reference; it becomes visible, whole, at the end.
 
     Args:

@@ -24,13 +24,13 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from holdfast.errors import Unavailable
-from holdfast.state.changelog import Batch, Block, Segment, unreadable_block
+from holdfast.state.changelog import Block, BlockBatch, Segment, unreadable_block
 from holdfast.state.columns import columns_of
 from holdfast.state.evolution import columns_by_name, present_key
 from holdfast.state.keys import canonical as codec
 from holdfast.state.keys.batch import Keys, KeyType
 from holdfast.state.segmentrows import FIXED_COLUMNS, PUT, RANGE
-from holdfast.state.tables.delta import Delta
+from holdfast.state.tables.delta import OperatorDelta
 from holdfast.state.tables.expiry import NOTHING, Through, can_expire, last_of
 from holdfast.state.tables.spec import Columns, TableSpec
 from holdfast.state.tables.values import concatenated as concatenated_values
@@ -49,7 +49,7 @@ SortKeys = Any
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class StateRows:
     """Rows of one operator, sorted by (key group, canonical key).
 
     Args:
@@ -68,17 +68,17 @@ class Rows:
     def __len__(self) -> int:
         return len(self.groups)
 
-    def slice(self, first: int, end: int) -> Rows:
+    def slice(self, first: int, end: int) -> StateRows:
         """Return the rows [first, end)."""
         keys = self.keys[first:end] if isinstance(self.keys, np.ndarray) else self.keys.slice(first, end - first)
         columns = {name: sliced(values, first, end) for name, values in self.columns.items()}
-        return Rows(self.kind, self.groups[first:end], keys, self.puts[first:end], columns)
+        return StateRows(self.kind, self.groups[first:end], keys, self.puts[first:end], columns)
 
-    def take(self, rows: NDArray[np.int64]) -> Rows:
+    def take(self, rows: NDArray[np.int64]) -> StateRows:
         """Return these rows."""
         keys = self.keys[rows] if isinstance(self.keys, np.ndarray) else self.keys.take(pa.array(rows))
         columns = {name: taken(values, rows) for name, values in self.columns.items()}
-        return Rows(self.kind, self.groups[rows], keys, self.puts[rows], columns)
+        return StateRows(self.kind, self.groups[rows], keys, self.puts[rows], columns)
 
     def place(self, row: int) -> tuple[int, Any]:
         """Return (key group, key) of a row, which compares like the order of rows."""
@@ -101,13 +101,15 @@ class Rows:
         if isinstance(self.keys, np.ndarray):
             value = codec.ints_of(key.type.decode(key)[0])
             return np.flatnonzero(self.keys == _sortable(self.kind, value)[0])
-        routed = codec.without_first(self.keys, self.kind.unrouted_width)
-        wanted = key.canonical()[0].as_py()
+        routed_bytes = codec.without_first(self.keys, self.kind.unrouted_width)
+        canonical_key = key.canonical()[0].as_py()
         if not self.kind.suffix:
-            return np.flatnonzero(pc.equal(routed, pa.scalar(wanted, pa.large_binary())).to_numpy(zero_copy_only=False))
+            return np.flatnonzero(
+                pc.equal(routed_bytes, pa.scalar(canonical_key, pa.large_binary())).to_numpy(zero_copy_only=False)
+            )
         # FF after a closing 00 continues the text; a suffix begins with 00 or 01.
-        longer = pc.starts_with(routed, wanted + b"\xff")
-        same = pc.and_not(pc.starts_with(routed, wanted), longer)
+        longer = pc.starts_with(routed_bytes, canonical_key + b"\xff")
+        same = pc.and_not(pc.starts_with(routed_bytes, canonical_key), longer)
         return np.flatnonzero(same.to_numpy(zero_copy_only=False))
 
     def key_columns(self) -> list[pa.Array]:
@@ -122,14 +124,14 @@ class Rows:
         return self.kind.from_canonical(self.keys)
 
 
-def concatenated(parts: list[Rows]) -> Rows:
+def concatenated(parts: list[StateRows]) -> StateRows:
     """Return rows one after another; they are no longer sorted."""
     first = parts[0]
     if isinstance(first.keys, np.ndarray):
         keys: SortKeys = np.concatenate([part.keys for part in parts])
     else:
         keys = pa.concat_arrays([part.keys for part in parts])
-    return Rows(
+    return StateRows(
         first.kind,
         np.concatenate([part.groups for part in parts]),
         keys,
@@ -172,14 +174,14 @@ class BlockReader:
         self._ahead = _places(block, key_groups, file.tell())
         self._batch: _Batch | _WholeBatch | None = None
 
-    def read(self, rows_max: int | None = None) -> Rows | None:
+    def read(self, rows_max: int | None = None) -> StateRows | None:
         """Return the next rows, at least one and at most `rows_max` (default ROWS_AT_ONCE); None at the end."""
         while (rows := self.read_part(rows_max)) is not None:
             if len(rows):
                 return rows
         return None
 
-    def read_part(self, rows_max: int | None = None) -> Rows | None:
+    def read_part(self, rows_max: int | None = None) -> StateRows | None:
         """Return the next rows, none if only ranges come next; None at the end."""
         while True:
             if self._batch is None:
@@ -198,11 +200,11 @@ class BlockReader:
             return _WholeBatch(self._file.read_at(size, at), *given)
         return _Batch(self._file, at, count, *given)
 
-    def _rows(self, groups: NDArray[np.uint16], columns: dict[str, Any]) -> Rows:
+    def _rows(self, groups: NDArray[np.uint16], columns: dict[str, Any]) -> StateRows:
         kinds, values = columns["kind"], {name: columns[name] for name in self._values}
         if self._spec is not None:
             values = columns_by_name(values, len(groups), self._spec)
-        rows = Rows(self.kind, groups, _sortable(self._written, columns["key"]), kinds == PUT, values)
+        rows = StateRows(self.kind, groups, _sortable(self._written, columns["key"]), kinds == PUT, values)
         if (ranges := kinds == RANGE).any():
             ends = columns["end"].filter(pa.array(ranges)).to_pylist()
             for group, end in zip(groups[ranges].tolist(), ends, strict=True):
@@ -282,7 +284,7 @@ def _names_read(block: Block, values: list[str]) -> list[str]:
     return ["key", "kind", *([] if block.key.injective else ["end"]), *values]
 
 
-def deltas_of(segment: Segment, key_groups: tuple[int, int]) -> Iterator[Delta]:
+def deltas_of(segment: Segment, key_groups: tuple[int, int]) -> Iterator[OperatorDelta]:
     """Yield the rows of these key groups [first, end) in deltas of at most ROWS_AT_ONCE rows.
 
     Written in this order they have the effect of the whole: a range comes before the rows of its key group, which are
@@ -303,16 +305,16 @@ def deltas_of(segment: Segment, key_groups: tuple[int, int]) -> Iterator[Delta]:
             raise unreadable_block(block, error) from error
 
 
-def _deltas(segment: Segment, block: Block, key_groups: tuple[int, int]) -> Iterator[Delta]:
+def _deltas(segment: Segment, block: Block, key_groups: tuple[int, int]) -> Iterator[OperatorDelta]:
     reader, header, kind = BlockReader(segment.file, block, key_groups), segment.header, block.key
-    known = reader.through.copy()
+    previous_through = reader.through.copy()
     while (rows := reader.read_part()) is not None:
         through = None
-        if can_expire(kind) and (fresh := reader.through != known).any():
+        if can_expire(kind) and (fresh := reader.through != previous_through).any():
             through = np.where(fresh, reader.through, NOTHING)
-            known = reader.through.copy()
+            previous_through = reader.through.copy()
         place = (header.epoch, header.follows, block.operator, block.key_group_count)
-        yield Delta(*place, rows.as_keys(), rows.puts, rows.columns, through)
+        yield OperatorDelta(*place, rows.as_keys(), rows.puts, rows.columns, through)
 
 
 def _places(block: Block, key_groups: tuple[int, int], first: int) -> Iterator[tuple[int, int, int]]:
@@ -321,7 +323,7 @@ def _places(block: Block, key_groups: tuple[int, int], first: int) -> Iterator[t
     Args:
         first: Where the first one begins.
     """
-    batches = block.batches or (Batch(block.rows, block.size, 0),)
+    batches = block.batches or (BlockBatch(block.rows, block.size, 0),)
     for number, batch in enumerate(batches):
         last = batches[number + 1].first if number + 1 < len(batches) else block.key_group_count
         if batch.first < key_groups[1] and last >= key_groups[0]:

@@ -40,9 +40,9 @@ from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.packing import packed, packed_columns, unpacked
 from holdfast.state.segmentrows import FIXED_COLUMNS, PUT, RANGE, batch_of, ranges_in, with_ranges
-from holdfast.state.tables.delta import Changes, Delta
+from holdfast.state.tables.delta import EpochChanges, OperatorDelta
 from holdfast.state.tables.values import has_numpy_form, numpy
-from holdfast.storage.hashing import HASHED_BYTES, Hashed, Sink, hash_file
+from holdfast.storage.hashing import HASHED_BYTES, ByteSink, Hashed, hash_file
 
 VERSION = 6
 """Segments with a packed column. Others are written as the oldest version with the fields that they need, so that
@@ -79,7 +79,7 @@ class SegmentHeader:
     worker: WorkerId
 
 
-class Batch(msgspec.Struct, frozen=True, array_like=True):
+class BlockBatch(msgspec.Struct, frozen=True, array_like=True):
     """A record batch of a block; it begins where the one before it ends, the first after the schema."""
 
     rows: int
@@ -100,7 +100,7 @@ class Block(msgspec.Struct, frozen=True, omit_defaults=True):
     key_schema: bytes
     unrouted: int
     suffix: int = 0
-    batches: tuple[Batch, ...] = ()
+    batches: tuple[BlockBatch, ...] = ()
     """Empty: one batch has all rows, as in every block before version 5."""
     packed: tuple[str, ...] = ()
     """Its columns that are packed (state/packing.py)."""
@@ -134,14 +134,14 @@ class Segment:
     blocks: tuple[Block, ...]
 
 
-class Writer:
+class SegmentWriter:
     """Writes one segment, operator by operator, as a stream; leaving the context completes it.
 
     Args:
         into: Receives the bytes, in pieces; none any longer once an error has left the context.
     """
 
-    def __init__(self, into: Sink, header: SegmentHeader) -> None:
+    def __init__(self, into: ByteSink, header: SegmentHeader) -> None:
         self._hashed = Hashed(into, xxhash.xxh3_64())
         self._file = pa.output_stream(self._hashed, buffer_size=HASHED_BYTES)
         self._file.write(_MAGIC)
@@ -163,23 +163,23 @@ class Writer:
             batches: Results of `batch_of`, of any size and all in the order of (key group, key).
         """
         assert not self._blocks or self._blocks[-1].operator < operator, "two blocks of one operator"
-        first, written, rows, stream, names = self._file.tell(), list[Batch](), 0, None, tuple[str, ...]()
+        first, block_batches, rows, stream, names = self._file.tell(), list[BlockBatch](), 0, None, tuple[str, ...]()
         for batch, size in _regrouped(batches):
             if stream is None:
                 names = packed_columns(batch) if size >= PACKED_FROM_BYTES else ()
                 stream = pa.ipc.new_stream(self._file, batch.schema, options=_options(size))
             stream.write_batch(packed(batch, names) if names else batch)
             self._version = max(self._version, _version_of(batch, kind))
-            written.append(Batch(batch.num_rows, self._file.tell() - first, batch.column("kg")[0].as_py()))
+            block_batches.append(BlockBatch(batch.num_rows, self._file.tell() - first, batch.column("kg")[0].as_py()))
             rows += batch.num_rows
         if stream is None:
             return
         stream.close()
-        several = len(written) > 1
+        several = len(block_batches) > 1
         self._version = VERSION if names else max(self._version, _VERSION_WITH_BATCHES if several else _FIRST_VERSION)
         schema = _stored_key(kind)
         place = (operator, rows, first, self._file.tell() - first, key_group_count)
-        listed = tuple(written) if several else ()
+        listed = tuple(block_batches) if several else ()
         self._blocks.append(Block(*place, schema, kind.unrouted, kind.suffix, listed, names))
 
     def _finish(self) -> None:
@@ -192,16 +192,16 @@ class Writer:
         self._file.flush()
 
 
-def seal(header: SegmentHeader, deltas: Iterable[Changes]) -> bytes:
+def seal(header: SegmentHeader, deltas: Iterable[EpochChanges]) -> bytes:
     """Return the segment of these deltas as bytes; `seal_into` needs no memory for them."""
     into = io.BytesIO()
     seal_into(into, header, deltas)
     return into.getvalue()
 
 
-def seal_into(into: Sink, header: SegmentHeader, deltas: Iterable[Changes]) -> None:
+def seal_into(into: ByteSink, header: SegmentHeader, deltas: Iterable[EpochChanges]) -> None:
     """Write the segment of these deltas, at most one per operator; empty deltas are left out."""
-    with Writer(into, header) as writer:
+    with SegmentWriter(into, header) as writer:
         for delta in sorted(deltas, key=lambda delta: delta.operator):
             assert delta.epoch == header.epoch and delta.follows == header.follows
             writer.block(delta.operator, delta.kind, delta.key_group_count, _batches_of(delta))
@@ -220,7 +220,7 @@ def opened(data: Data) -> Segment:
     return Segment(file, footer.header, footer.blocks)
 
 
-def write_as(data: Data, job_uuid: JobUuid, generation: Generation, timeline: Timeline, into: Sink) -> Segment:
+def write_as(data: Data, job_uuid: JobUuid, generation: Generation, timeline: Timeline, into: ByteSink) -> Segment:
     """Write the same segment as one of another job; rows, epochs and worker stay. Return the segment that was read.
 
     Raises as `opened`, and OSError.
@@ -240,7 +240,7 @@ def write_as(data: Data, job_uuid: JobUuid, generation: Generation, timeline: Ti
     return segment
 
 
-def unseal(data: Data, key_groups: tuple[int, int] | None = None) -> tuple[SegmentHeader, list[Delta]]:
+def unseal(data: Data, key_groups: tuple[int, int] | None = None) -> tuple[SegmentHeader, list[OperatorDelta]]:
     """Return a segment's header and deltas; with `key_groups`, only the rows of these key groups [first, end).
 
     All rows are in memory together; blocks.py reads them in parts. Raises as `opened`.
@@ -250,7 +250,7 @@ def unseal(data: Data, key_groups: tuple[int, int] | None = None) -> tuple[Segme
     return segment.header, [delta for delta in found if delta is not None]
 
 
-def delta_of(batch: pa.RecordBatch, block: Block, header: SegmentHeader) -> Delta:
+def delta_of(batch: pa.RecordBatch, block: Block, header: SegmentHeader) -> OperatorDelta:
     """Return rows of a block, with their ranges, as a delta."""
     kind = block.key
     kinds, through = batch.column("kind").to_numpy(), None
@@ -261,7 +261,7 @@ def delta_of(batch: pa.RecordBatch, block: Block, header: SegmentHeader) -> Delt
     keys = kind.from_ints(key.to_numpy()) if kind.injective else kind.from_canonical(key)
     columns = {name: numpy(batch.column(name)) for name in batch.schema.names[FIXED_COLUMNS:]}
     epoch, follows = header.epoch, header.follows
-    return Delta(epoch, follows, block.operator, block.key_group_count, keys, kinds == PUT, columns, through)
+    return OperatorDelta(epoch, follows, block.operator, block.key_group_count, keys, kinds == PUT, columns, through)
 
 
 def _options(size: int) -> pa.ipc.IpcWriteOptions:
@@ -287,16 +287,16 @@ def _stored_key(kind: KeyType) -> bytes:
 
 def _regrouped(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch, int]]:
     """Yield the same rows in batches of BATCH_BYTES to twice as many, with their bytes; the last may be smaller."""
-    held, size = list[pa.RecordBatch](), 0
+    pending_batches, size = list[pa.RecordBatch](), 0
     for batch in batches:
         if batch.num_rows:
-            held.append(batch)
+            pending_batches.append(batch)
             size += batch.nbytes  # takes as long as to write a small batch, so it is read once
         if size >= BATCH_BYTES:
-            yield from _cut(held, size)
-            held, size = [], 0
-    if held:
-        yield from _cut(held, size)
+            yield from _cut(pending_batches, size)
+            pending_batches, size = [], 0
+    if pending_batches:
+        yield from _cut(pending_batches, size)
 
 
 def _cut(held: list[pa.RecordBatch], size: int) -> Iterator[tuple[pa.RecordBatch, int]]:
@@ -310,8 +310,8 @@ def _cut(held: list[pa.RecordBatch], size: int) -> Iterator[tuple[pa.RecordBatch
         yield part, part.nbytes
 
 
-def _batches_of(delta: Changes) -> Iterator[pa.RecordBatch]:
-    def batch(groups: NDArray[np.uint16], part: Delta) -> pa.RecordBatch:
+def _batches_of(delta: EpochChanges) -> Iterator[pa.RecordBatch]:
+    def batch(groups: NDArray[np.uint16], part: OperatorDelta) -> pa.RecordBatch:
         key = pa.array(part.keys.ints) if part.keys.ints is not None else part.keys.canonical()
         return batch_of(groups, key, part.puts, part.columns)
 
@@ -321,7 +321,7 @@ def _batches_of(delta: Changes) -> Iterator[pa.RecordBatch]:
     return with_ranges(batches, delta.through, batch(np.empty(0, np.uint16), delta.empty()))
 
 
-def _read_block(segment: Segment, block: Block, key_groups: tuple[int, int] | None) -> Delta | None:
+def _read_block(segment: Segment, block: Block, key_groups: tuple[int, int] | None) -> OperatorDelta | None:
     """Return the rows of some key groups, None if there are none."""
     try:
         data = segment.file.read_at(block.size, block.offset)

@@ -40,7 +40,7 @@ _CONTINUED = 0xFFFFFFFF
 """Every message of a stream begins so; then follow the bytes of its metadata, the metadata, and the buffers."""
 
 
-class Column(Protocol):
+class ColumnReader(Protocol):
     """One column, read from its first row to its last."""
 
     @property
@@ -54,7 +54,9 @@ class Column(Protocol):
         """Return the values of the next rows: a NumPy array, or an Arrow array if some are null or all are strings."""
 
 
-def columns_of(file: pa.NativeFile, at: int, schema: pa.Schema, *, packed: Collection[str] = ()) -> dict[str, Column]:
+def columns_of(
+    file: pa.NativeFile, at: int, schema: pa.Schema, *, packed: Collection[str] = ()
+) -> dict[str, ColumnReader]:
     """Return the columns of the record batch whose message begins at this byte of a file.
 
     Args:
@@ -98,12 +100,12 @@ class _Bytes:
     def _stream(self) -> pa.NativeFile:
         if self._compression is None or self.empty:
             return self._file.get_stream(self._at, self._length)
-        stored = self._file.get_stream(self._at + _SIZE_BYTES, self._length - _SIZE_BYTES)
+        raw_stream = self._file.get_stream(self._at + _SIZE_BYTES, self._length - _SIZE_BYTES)
         if self._stored_size == _STORED_AS_IS:
-            return stored
+            return raw_stream
         if self.size <= WHOLE_BYTES_MAX:
-            return pa.BufferReader(pa.Codec(self._compression).decompress(stored.read_buffer(), self.size))
-        return pa.CompressedInputStream(stored, self._compression)
+            return pa.BufferReader(pa.Codec(self._compression).decompress(raw_stream.read_buffer(), self.size))
+        return pa.CompressedInputStream(raw_stream, self._compression)
 
     def take(self, size: int) -> pa.Buffer:
         data = self._stream.read_buffer(size)
@@ -246,7 +248,7 @@ class _Binary:
         return lengths
 
 
-def _column(field: pa.Field, parts: Iterator[_Bytes], *, packed: bool) -> Column:
+def _column(field: pa.Field, parts: Iterator[_Bytes], *, packed: bool) -> ColumnReader:
     kind = field.type
     if packed:
         return _Packed(field, parts)

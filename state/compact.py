@@ -21,22 +21,22 @@ import numpy as np
 import pyarrow as pa
 
 from holdfast.model import NO_EPOCH
-from holdfast.state.blocks import BlockReader, Rows
-from holdfast.state.changelog import Block, Data, SegmentHeader, Writer, opened
+from holdfast.state.blocks import BlockReader, StateRows
+from holdfast.state.changelog import Block, Data, SegmentHeader, SegmentWriter, opened
 from holdfast.state.evolution import unreadable
 from holdfast.state.merged import merged
 from holdfast.state.segmentrows import batch_of, with_ranges
 from holdfast.state.tables.expiry import NOTHING, Through
 from holdfast.state.tables.spec import TableSpec
 from holdfast.state.tables.values import default_of
-from holdfast.storage.hashing import Sink
+from holdfast.storage.hashing import ByteSink
 
 Stored = tuple[pa.NativeFile, Block, tuple[int, int]]
 """A block of a segment, and the key groups [first, end) to use."""
 
 
 def compact(
-    header: SegmentHeader, pieces: Iterable[tuple[Data, tuple[int, int]]], specs: Iterable[TableSpec], into: Sink
+    header: SegmentHeader, pieces: Iterable[tuple[Data, tuple[int, int]]], specs: Iterable[TableSpec], into: ByteSink
 ) -> None:
     """Write one segment with the effect of these pieces.
 
@@ -51,19 +51,19 @@ def compact(
         Damaged: a byte of a piece differs from what was sealed.
     """
     segments = [(opened(data), key_groups) for data, key_groups in pieces]
-    with Writer(into, header) as writer:
+    with SegmentWriter(into, header) as writer:
         for spec in sorted(specs, key=lambda spec: spec.operator):
-            stored = [
+            source_blocks = [
                 (segment.file, block, key_groups)
                 for segment, key_groups in segments
                 for block in segment.blocks
                 if block.operator == spec.operator
             ]
-            if not stored:
+            if not source_blocks:
                 continue
-            count = stored[-1][1].key_group_count
+            count = source_blocks[-1][1].key_group_count
             through = np.full(count, NOTHING)
-            batches = _batches(stored, spec, through, base=header.follows == NO_EPOCH)
+            batches = _batches(source_blocks, spec, through, base=header.follows == NO_EPOCH)
             writer.block(spec.operator, spec.key, count, with_ranges(batches, through, _empty(spec)))
 
 
@@ -88,7 +88,7 @@ def _note(readers: list[BlockReader], through: Through, base: bool) -> None:
         np.maximum(through, reader.through, out=through)
 
 
-def _batch_of(rows: Rows, spec: TableSpec) -> pa.RecordBatch:
+def _batch_of(rows: StateRows, spec: TableSpec) -> pa.RecordBatch:
     keys = rows.as_keys()
     key = keys.canonical() if keys.ints is None else pa.array(keys.ints)
     return batch_of(rows.groups, key, rows.puts, {column.id: rows.columns[column.name] for column in spec.columns})

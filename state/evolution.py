@@ -27,7 +27,7 @@ import xxhash
 
 from holdfast.errors import ConfigError
 from holdfast.state.keys.batch import Keys, KeyType
-from holdfast.state.tables.delta import Delta
+from holdfast.state.tables.delta import OperatorDelta
 from holdfast.state.tables.spec import Columns, ColumnSpec, TableSpec, Values
 from holdfast.state.tables.values import arrow, default_of
 
@@ -40,7 +40,7 @@ def declaration(spec: TableSpec) -> str:
     return xxhash.xxh3_64_hexdigest("\0".join([unrouted, *key, "", *columns]).encode())
 
 
-def by_name(delta: Delta, spec: TableSpec) -> Delta:
+def by_name(delta: OperatorDelta, spec: TableSpec) -> OperatorDelta:
     """Return a segment's delta as the table of the present declaration takes it.
 
     Raises:
@@ -51,7 +51,7 @@ def by_name(delta: Delta, spec: TableSpec) -> Delta:
     return given if all(old == new for old, new in names.items()) else given.renamed(names)
 
 
-def adapted(delta: Delta, spec: TableSpec) -> Delta:
+def adapted(delta: OperatorDelta, spec: TableSpec) -> OperatorDelta:
     """Return a segment's delta with the columns and key of the present declaration, under their ids.
 
     Raises:
@@ -108,19 +108,19 @@ def columns_by_name(columns: Mapping[str, Values], rows: int, spec: TableSpec) -
 
 
 def _values(columns: Mapping[str, Values], rows: int, spec: TableSpec, column: ColumnSpec) -> Values:
-    kept = columns.get(column.id)
-    if kept is None:
+    stored_values = columns.get(column.id)
+    if stored_values is None:
         if not column.late:
             raise unreadable(spec)
         return default_of(column, rows)
-    if _fits(kept, column):
-        return kept
+    if _fits(stored_values, column):
+        return stored_values
     if not column.plain:
-        return _nullable(kept, spec, column)
+        return _nullable(stored_values, spec, column)
     dtype = np.dtype(column.dtype)
-    if not isinstance(kept, np.ndarray) or not widens(kept.dtype, dtype):
+    if not isinstance(stored_values, np.ndarray) or not widens(stored_values.dtype, dtype):
         raise unreadable(spec)
-    values = kept.astype(dtype)
+    values = stored_values.astype(dtype)
     if column.counter:
         counter = next(each for each in spec.columns if each.name == column.counter)
         values[_values(columns, rows, spec, counter) == 0] = column.default
@@ -129,13 +129,13 @@ def _values(columns: Mapping[str, Values], rows: int, spec: TableSpec, column: C
 
 def _nullable(kept: Values, spec: TableSpec, column: ColumnSpec) -> pa.Array:
     """Return values of a column that is not plain. Stored values without a null may be a NumPy array."""
-    given = arrow(kept)
-    if column.varying or pa.types.is_large_string(given.type) or pa.types.is_large_binary(given.type):
+    array = arrow(kept)
+    if column.varying or pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type):
         raise unreadable(spec)
-    dtype = np.dtype(given.type.to_pandas_dtype())
-    if given.type != column.arrow and not widens(dtype, np.dtype(column.dtype)):
+    dtype = np.dtype(array.type.to_pandas_dtype())
+    if array.type != column.arrow and not widens(dtype, np.dtype(column.dtype)):
         raise unreadable(spec)
-    return given.cast(column.arrow)
+    return array.cast(column.arrow)
 
 
 def present_key(written: KeyType, spec: TableSpec) -> KeyType:

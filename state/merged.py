@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from holdfast.state.blocks import Rows, concatenated
+from holdfast.state.blocks import StateRows, concatenated
 from holdfast.state.keys import canonical as codec
 from holdfast.state.tables.expiry import NOTHING, Through
 from holdfast.state.tables.values import differ
@@ -32,7 +32,7 @@ from holdfast.state.tables.values import differ
 class Sorted(Protocol):
     """Rows sorted by (key group, key), each key once."""
 
-    def read(self) -> Rows | None:
+    def read(self) -> StateRows | None:
         """Return the next rows, at least one; None at the end."""
 
 
@@ -55,11 +55,11 @@ class Changed:
     """
 
     change: str
-    before: Rows | None
-    after: Rows | None
+    before: StateRows | None
+    after: StateRows | None
 
 
-def merged(pieces: Sequence[Ranged], *, tombstones: bool = False) -> Iterator[Rows]:
+def merged(pieces: Sequence[Ranged], *, tombstones: bool = False) -> Iterator[StateRows]:
     """Yield the rows of a state in order.
 
     Args:
@@ -105,35 +105,35 @@ def compared(before: Sorted, after: Sorted) -> Iterator[Changed]:
             yield Changed("changed", old.take(unequal), new.take(unequal))
 
 
-def aligned(inputs: Iterable[Sorted]) -> Iterator[list[Rows | None]]:
+def aligned(inputs: Iterable[Sorted]) -> Iterator[list[StateRows | None]]:
     """Yield the rows of all inputs up to a place that all of them have passed, again and again to the end.
 
     An input without rows up to that place has None; at least one has rows.
     """
     sources = list(inputs)
-    held = [source.read() for source in sources]
-    while ends := [rows.place(len(rows) - 1) for rows in held if rows is not None]:
+    heads = [source.read() for source in sources]
+    while ends := [rows.place(len(rows) - 1) for rows in heads if rows is not None]:
         frontier = min(ends)
-        parts: list[Rows | None] = [None] * len(sources)
-        for number, rows in enumerate(held):
+        parts: list[StateRows | None] = [None] * len(sources)
+        for number, rows in enumerate(heads):
             if rows is None or not (count := rows.through(frontier)):
                 continue
             parts[number] = rows.slice(0, count)
-            held[number] = rows.slice(count, len(rows)) if count < len(rows) else sources[number].read()
+            heads[number] = rows.slice(count, len(rows)) if count < len(rows) else sources[number].read()
         yield parts
 
 
 class Chained:
     """Rows that an iterator yields, as an input of a merge."""
 
-    def __init__(self, rows: Iterator[Rows]) -> None:
+    def __init__(self, rows: Iterator[StateRows]) -> None:
         self._rows = rows
 
-    def read(self) -> Rows | None:
+    def read(self) -> StateRows | None:
         return next(self._rows, None)
 
 
-def _order(rows: Rows) -> NDArray[np.int64]:
+def _order(rows: StateRows) -> NDArray[np.int64]:
     """Return the stable order by (key group, key)."""
     if isinstance(rows.keys, np.ndarray):
         return np.lexsort((rows.keys, rows.groups))
@@ -142,7 +142,7 @@ def _order(rows: Rows) -> NDArray[np.int64]:
     return np.asarray(pc.sort_indices(table, sort_keys=by).to_numpy(), np.int64)
 
 
-def _repeated(rows: Rows) -> NDArray[np.bool_]:
+def _repeated(rows: StateRows) -> NDArray[np.bool_]:
     """Return, for every row but the first, whether it has the key of the row before it."""
     same: Any = rows.groups[1:] == rows.groups[:-1]
     if isinstance(rows.keys, np.ndarray):
@@ -151,7 +151,7 @@ def _repeated(rows: Rows) -> NDArray[np.bool_]:
     return np.asarray(same & keys.to_numpy(zero_copy_only=False))
 
 
-def _erased(rows: Rows, ranks: NDArray[np.int64], pieces: Sequence[Ranged]) -> NDArray[np.bool_]:
+def _erased(rows: StateRows, ranks: NDArray[np.int64], pieces: Sequence[Ranged]) -> NDArray[np.bool_]:
     """Return which rows a range of a newer piece covers."""
     first, end = int(rows.groups[0]), int(rows.groups[-1]) + 1
     bounds = np.stack([piece.through[first:end] for piece in pieces])
@@ -165,7 +165,7 @@ def _erased(rows: Rows, ranks: NDArray[np.int64], pieces: Sequence[Ranged]) -> N
     return covered
 
 
-def _differ(before: Rows, after: Rows) -> NDArray[np.bool_]:
+def _differ(before: StateRows, after: StateRows) -> NDArray[np.bool_]:
     found = np.zeros(len(before), bool)
     for name, old in before.columns.items():
         found |= differ(old, after.columns[name])

@@ -33,12 +33,12 @@ from numpy.typing import NDArray
 
 from holdfast.errors import Damaged
 from holdfast.model import NO_EPOCH, Epoch
-from holdfast.state.blocks import BlockReader, Rows
+from holdfast.state.blocks import BlockReader, StateRows
 from holdfast.state.changelog import Data, SegmentHeader, opened, unreadable_block
 from holdfast.state.keys import canonical as codec
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.row_bytes import PREFIX_BYTES, columns_of, row_keys, row_values
-from holdfast.state.tables.delta import Delta
+from holdfast.state.tables.delta import OperatorDelta
 from holdfast.state.tables.expiry import NOTHING
 from holdfast.state.tables.spec import Columns, ColumnSpec, TableSpec, column_of_type
 from holdfast.state.tables.values import arrow, default_of
@@ -81,7 +81,7 @@ def records_of(data: Data, names: Mapping[int, str]) -> Iterator[pa.RecordBatch]
 
 def deltas_in(
     records: pa.RecordBatch, specs: Mapping[int, TableSpec], key_groups: tuple[int, int], count: int, epoch: Epoch
-) -> Iterator[Delta]:
+) -> Iterator[OperatorDelta]:
     """Yield the rows that records hold of some operators and key groups.
 
     Args:
@@ -94,17 +94,17 @@ def deltas_in(
     Raises:
         Damaged: a record is not one that `records_of` makes.
     """
-    deleted = np.asarray(records.column(0).to_numpy(zero_copy_only=False), np.bool_)
+    deletions = np.asarray(records.column(0).to_numpy(zero_copy_only=False), np.bool_)
     operators, groups = places_of(records.column("key"), count)
-    wanted = (groups >= key_groups[0]) & (groups < key_groups[1])
-    for number in np.unique(operators[wanted]).tolist():
+    in_range = (groups >= key_groups[0]) & (groups < key_groups[1])
+    for number in np.unique(operators[in_range]).tolist():
         if (spec := specs.get(number)) is None:
             continue
-        mine = wanted & (operators == number)
-        if (gone := np.flatnonzero(mine & deleted)).size:
+        mine = in_range & (operators == number)
+        if (gone := np.flatnonzero(mine & deletions)).size:
             columns = {column.id: default_of(column, gone.size) for column in spec.columns}
             yield _delta(records, spec, gone, columns, count, epoch, puts=False)
-        for layout, rows in _by_layout(records, np.flatnonzero(mine & ~deleted)):
+        for layout, rows in _by_layout(records, np.flatnonzero(mine & ~deletions)):
             yield _delta(records, spec, rows, _values(records, spec, rows, layout), count, epoch, puts=True)
 
 
@@ -124,16 +124,16 @@ def places_of(keys: pa.Array, count: int) -> tuple[NDArray[np.int64], NDArray[np
     return operators, groups
 
 
-def _records(rows: Rows, number: int, name: str, header: SegmentHeader) -> pa.RecordBatch:
+def _records(rows: StateRows, number: int, name: str, header: SegmentHeader) -> pa.RecordBatch:
     keys, count = rows.as_keys(), len(rows)
     spec = _packed(rows.kind, rows.columns)
     layout = json.dumps([[column.id, column.type_name] for column in spec.columns], separators=(",", ":"))
-    shown = {"row_key": dict(zip(rows.kind.names, rows.key_columns(), strict=True)), "row": rows.columns}
+    json_columns = {"row_key": dict(zip(rows.kind.names, rows.key_columns(), strict=True)), "row": rows.columns}
     columns: dict[str, Any] = {
         "operator": pa.array([name] * count, pa.string()),
         "key": pa.array(row_keys(number, keys, rows.groups), pa.large_binary()),
         "epoch": pa.array(np.full(count, header.epoch)),
-        **{column: _json(values, count) for column, values in shown.items()},
+        **{column: _json(values, count) for column, values in json_columns.items()},
         "layout": pa.array([layout] * count, pa.string()),
         "value": pa.array(row_values(spec, rows.columns, count), pa.large_binary()),
         DELETED.name: pa.array(~rows.puts),
@@ -165,11 +165,11 @@ def _column(name: str, values: Any) -> ColumnSpec:
 
 
 def _values(records: pa.RecordBatch, spec: TableSpec, rows: NDArray[np.int64], layout: str) -> Columns:
-    packed = records.column("value").take(pa.array(rows))
-    if packed.null_count:
+    encoded_rows = records.column("value").take(pa.array(rows))
+    if encoded_rows.null_count:
         raise _damaged("a record that puts has no value")
     try:
-        return columns_of(_unpacked(spec, layout), packed.to_pylist())
+        return columns_of(_unpacked(spec, layout), encoded_rows.to_pylist())
     except Damaged as error:
         raise _damaged(f"a value is not what its layout says, {layout}") from error
 
@@ -205,10 +205,10 @@ def _delta(
     epoch: Epoch,
     *,
     puts: bool,
-) -> Delta:
+) -> OperatorDelta:
     canonical = codec.without_first(records.column("key").take(pa.array(rows)), PREFIX_BYTES)
     keys = spec.key.from_canonical(canonical)
-    return Delta(epoch, NO_EPOCH, spec.operator, count, keys, np.full(rows.size, puts), columns)
+    return OperatorDelta(epoch, NO_EPOCH, spec.operator, count, keys, np.full(rows.size, puts), columns)
 
 
 def _damaged(why: str) -> Damaged:

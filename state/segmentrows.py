@@ -49,13 +49,13 @@ def with_ranges(batches: Iterable[pa.RecordBatch], through: Through, empty: pa.R
         through: The ranges. Those of a key group may be added until its first row is yielded.
         empty: A batch without rows.
     """
-    done = 0
+    next_group = 0
     for batch in batches:
         end = int(batch.column("kg")[-1].as_py()) + 1
-        yield _with_ranges(batch, through, done, end)
-        done = max(done, end)
-    if (through[done:] != NOTHING).any():
-        yield _with_ranges(empty, through, done, through.size)
+        yield _with_ranges(batch, through, next_group, end)
+        next_group = max(next_group, end)
+    if (through[next_group:] != NOTHING).any():
+        yield _with_ranges(empty, through, next_group, through.size)
 
 
 def _with_ranges(batch: pa.RecordBatch, through: Through, first: int, end: int) -> pa.RecordBatch:

@@ -22,10 +22,10 @@ from holdfast.model import NO_EPOCH, Cut, Epoch, Generation, JobUuid, Timeline, 
 from holdfast.state.blocks import deltas_of
 from holdfast.state.changelog import Data, opened
 from holdfast.state.evolution import by_name, unreadable
-from holdfast.state.tables.delta import Delta
+from holdfast.state.tables.delta import OperatorDelta
 from holdfast.state.tables.frozen import FrozenDelta
-from holdfast.state.tables.slab import PLAIN, Memory, Stored
-from holdfast.state.tables.table import Table, TableSpec
+from holdfast.state.tables.slab import PLAIN, Memory, TableContents
+from holdfast.state.tables.table import StateTable, TableSpec
 
 
 @dataclass(frozen=True)
@@ -68,12 +68,12 @@ class StateStore:
         self.identity = identity
         self.owned = owned
         self._count = key_group_count
-        self._tables = {spec.operator: Table(spec, key_group_count, memory=memory) for spec in specs}
+        self._tables = {spec.operator: StateTable(spec, key_group_count, memory=memory) for spec in specs}
         self._memory = memory
         self._committed, self._known = NO_EPOCH, Cut(NO_EPOCH, "")
         self._begin(NO_EPOCH)
 
-    def table(self, operator: int) -> Table:
+    def table(self, operator: int) -> StateTable:
         """Return the table of an operator; it stays the same object through restores."""
         return self._tables[operator]
 
@@ -208,12 +208,12 @@ class StateStore:
             table.committed_through = epoch
         self._committed = epoch
 
-    def stored(self) -> dict[int, Stored]:
+    def stored(self) -> dict[int, TableContents]:
         """Return the parts of the tables, by operator; only committed epochs may be in them."""
         return {operator: table.stored() for operator, table in self._tables.items()}
 
     def adopt(
-        self, stored: Mapping[int, Stored], rooms: Mapping[int, Mapping[str, NDArray[Any]]], epoch: Epoch
+        self, stored: Mapping[int, TableContents], rooms: Mapping[int, Mapping[str, NDArray[Any]]], epoch: Epoch
     ) -> None:
         """Take tables as of a completed epoch, with the same declarations and key groups; see Table.adopt."""
         self._begin(epoch)
@@ -249,7 +249,7 @@ class StateStore:
                 advanced()
         return epoch
 
-    def _absorb_delta(self, delta: Delta) -> None:
+    def _absorb_delta(self, delta: OperatorDelta) -> None:
         table = self._tables.get(delta.operator)
         if table is None:  # the planner has accepted the loss of this operator's state
             return

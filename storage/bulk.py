@@ -93,26 +93,26 @@ def get_each(store: ObjectStore, paths: Sequence[str]) -> dict[str, bytes]:
     """Return the bytes of those objects that exist."""
     if _is_bulk(store):
         return store.get_many(paths)
-    found = {}
+    data_by_path = {}
     for path in paths:
         try:
-            found[path] = store.get(path)
+            data_by_path[path] = store.get(path)
         except NotFound:
             continue
-    return found
+    return data_by_path
 
 
 def create_many(store: ObjectStore, objects: Mapping[str, bytes]) -> Sequence[str]:
     """Create the objects whose names are free, and return the other names. Raises Unavailable."""
     if _is_bulk(store):
         return store.create_many(objects)
-    taken = []
+    taken_paths = []
     for path, data in objects.items():
         try:
             store.create(path, data)
         except AlreadyExists:
-            taken.append(path)
-    return taken
+            taken_paths.append(path)
+    return taken_paths
 
 
 def delete_each(store: ObjectStore, paths: Sequence[str]) -> None:
@@ -128,12 +128,12 @@ def delete_each(store: ObjectStore, paths: Sequence[str]) -> None:
 def list_behind(store: ObjectStore, folder: str, path: str) -> list[str]:
     """Return the paths below the folder that come after this one, in order."""
     if not isinstance(store, OrderedStore):
-        return [found for found in store.list(folder) if found > path]
-    found, page = list[str](), Page([path], more=True)
+        return [paths for paths in store.list(folder) if paths > path]
+    paths, page = list[str](), Page([path], more=True)
     while page.more:
         page = store.list_after(folder, page.paths[-1])
-        found += page.paths
-    return found
+        paths += page.paths
+    return paths
 
 
 def parts(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:

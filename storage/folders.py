@@ -30,7 +30,7 @@ _BLOCK_BYTES = 1 << 20
 _NO_SUCH = (FileNotFoundError, NotADirectoryError)
 
 
-class Found(NamedTuple):
+class FolderFile(NamedTuple):
     """A file as it is now.
 
     Args:
@@ -50,16 +50,16 @@ class Folder(Protocol):
     def check(self) -> None:
         """Raise ConfigError if there is no such folder; a prefix of S3 always exists."""
 
-    def files(self) -> list[Found]:
+    def files(self) -> list[FolderFile]:
         """Return all files below it, in no order. Raises Unavailable."""
 
-    def look(self, name: str) -> Found | None:
+    def look(self, name: str) -> FolderFile | None:
         """Return a file as it is now; None if it does not exist. Raises Unavailable."""
 
-    def opened(self, file: Found) -> ReadFile | None:
+    def opened(self, file: FolderFile) -> ReadFile | None:
         """Open a file; None if it was removed or has another version. Raises Unavailable."""
 
-    def verify(self, file: Found) -> bool:
+    def verify(self, file: FolderFile) -> bool:
         """Return whether all that was read of the open file since `opened` is of this version. Raises Unavailable."""
 
 
@@ -153,7 +153,7 @@ class LocalFolder(Folder):
                 next_step="correct the path, or create the folder",
             )
 
-    def files(self) -> list[Found]:
+    def files(self) -> list[FolderFile]:
         try:
             return list(self._walk())
         except OSError as error:
@@ -161,7 +161,7 @@ class LocalFolder(Folder):
                 raise self._gone() from None
             raise unreachable(self._root, error, "listing the files", NOTHING_READ) from error
 
-    def look(self, name: str) -> Found | None:
+    def look(self, name: str) -> FolderFile | None:
         try:
             return _found(name, os.stat(self._place(name)))
         except _NO_SUCH:
@@ -171,7 +171,7 @@ class LocalFolder(Folder):
         except OSError as error:
             raise unreachable(self._root, error, f"looking at {name}", NOTHING_READ) from error
 
-    def opened(self, file: Found) -> ReadFile | None:
+    def opened(self, file: FolderFile) -> ReadFile | None:
         try:
             handle = open(self._place(file.name), "rb")  # noqa: SIM115 - closed by the caller
         except _NO_SUCH:
@@ -183,11 +183,11 @@ class LocalFolder(Folder):
         handle.close()
         return None
 
-    def verify(self, file: Found) -> bool:
+    def verify(self, file: FolderFile) -> bool:
         """Files of a disk can be changed in place."""
         return self.look(file.name) == file
 
-    def _walk(self) -> Iterator[Found]:
+    def _walk(self) -> Iterator[FolderFile]:
         def failed(error: OSError) -> None:
             raise error
 
@@ -198,7 +198,7 @@ class LocalFolder(Folder):
                 if (found := self._regular(path)) is not None:
                     yield found
 
-    def _regular(self, name: str) -> Found | None:
+    def _regular(self, name: str) -> FolderFile | None:
         """Return a file; None if it was removed after it was listed, or is a pipe or a device."""
         try:
             about = os.stat(self._place(name))
@@ -227,7 +227,7 @@ class RemoteFolder(Folder):
     def check(self) -> None:
         """Listing shows whether the bucket exists."""
 
-    def files(self) -> list[Found]:
+    def files(self) -> list[FolderFile]:
         begin = len(self._root) + 1
         try:
             self._files.invalidate_cache()
@@ -236,7 +236,7 @@ class RemoteFolder(Folder):
             raise unreachable(self._url, error, "listing the files", NOTHING_READ) from error
         return [_described(path[begin:], info) for path, info in found.items() if len(path) > begin]
 
-    def look(self, name: str) -> Found | None:
+    def look(self, name: str) -> FolderFile | None:
         try:
             self._files.invalidate_cache()
             return _described(name, self._files.info(self._place(name)))
@@ -245,7 +245,7 @@ class RemoteFolder(Folder):
         except self._failures as error:
             raise unreachable(self._url, error, f"looking at {name}", NOTHING_READ) from error
 
-    def opened(self, file: Found) -> ReadFile | None:
+    def opened(self, file: FolderFile) -> ReadFile | None:
         """A file of s3fs keeps to the ETag that it had when it was opened."""
         options: dict[str, Any] = {"block_size": _BLOCK_BYTES, "cache_type": "readahead"} if self._s3 else {}
         try:
@@ -260,19 +260,19 @@ class RemoteFolder(Folder):
         handle.close()
         return None
 
-    def verify(self, file: Found) -> bool:
+    def verify(self, file: FolderFile) -> bool:
         return self._s3 or self.look(file.name) == file
 
     def _place(self, name: str) -> str:
         return f"{self._root}/{name}"
 
 
-def _found(name: str, about: os.stat_result) -> Found:
-    return Found(name, about.st_size, str(about.st_mtime_ns))
+def _found(name: str, about: os.stat_result) -> FolderFile:
+    return FolderFile(name, about.st_size, str(about.st_mtime_ns))
 
 
-def _described(name: str, info: dict[str, Any]) -> Found:
+def _described(name: str, info: dict[str, Any]) -> FolderFile:
     version = info["ETag"] if "ETag" in info else info["created"]
     if isinstance(version, datetime):  # in memory:// it is one or a number, depending on the question
         version = version.timestamp()
-    return Found(name, int(info["size"] or 0), str(version).strip('"'))
+    return FolderFile(name, int(info["size"] or 0), str(version).strip('"'))

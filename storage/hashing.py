@@ -13,7 +13,7 @@ HASHED_BYTES = 1 << 20
 """Bytes of a file that are read at a time."""
 
 
-class Sink(Protocol):
+class ByteSink(Protocol):
     """Where bytes are written."""
 
     def write(self, data: bytes, /) -> int:
@@ -40,8 +40,8 @@ class Hashed(Generic[Of]):
 
     closed = False
 
-    def __init__(self, into: Sink, hashed: Of) -> None:
-        self._into: Sink | None = into
+    def __init__(self, into: ByteSink, hashed: Of) -> None:
+        self._into: ByteSink | None = into
         self.size, self.hash = 0, hashed
 
     def write(self, data: bytes) -> int:
@@ -70,7 +70,7 @@ class Tee:
         bytes_max: More are not held, none of them.
     """
 
-    def __init__(self, into: Sink, bytes_max: int) -> None:
+    def __init__(self, into: ByteSink, bytes_max: int) -> None:
         self._into, self._left, self._parts = into, bytes_max, list[bytes]()
 
     def write(self, data: bytes) -> int:

@@ -134,11 +134,11 @@ class LocalObjects:
     @contextmanager
     def writing(self, path: str) -> Iterator[BinaryIO]:
         target = self._writable_target(path)
-        refused = partial(self._refused, doing=f"writing {target}", not_done="the object may or may not exist")
+        refuse = partial(self._refused, doing=f"writing {target}", not_done="the object may or may not exist")
         try:
             temporary, file = _new_temporary(target.parent, self._mode())
         except OSError as error:
-            refused(error)
+            refuse(error)
         try:
             with file:
                 yield file
@@ -151,7 +151,7 @@ class LocalObjects:
                     self._settled(target)
                     raise AlreadyExists(path) from None
                 except OSError as error:
-                    refused(error)
+                    refuse(error)
         except BaseException:
             with suppress(OSError):
                 os.unlink(temporary)
@@ -207,17 +207,17 @@ class LocalObjects:
         Returns:
             How many files were removed.
         """
-        removed, before = 0, time.time() - unchanged_s
+        count, before = 0, time.time() - unchanged_s
         try:
             for here, _, names in os.walk(self.root, topdown=False):
                 for name in names:
                     if name.startswith(TEMPORARY) and _removed_if_older(Path(here, name), before):
-                        removed += 1
+                        count += 1
                 if folders:
                     self._remove_if_empty(Path(here))
         except OSError as error:
             self._refused(error, f"tidying {self.root}", "some temporary files may be left")
-        return removed
+        return count
 
     def prove_writable(self) -> None:
         """Create a missing root and try the operations that `create` needs: a write, a hard link, a removal."""
@@ -247,12 +247,12 @@ class LocalObjects:
     def list(self, prefix: str) -> list[str]:
         name = checked_folder(prefix)
         folder = self.root / name
-        found: list[str] = []
+        paths: list[str] = []
         try:
-            self._collect(str(folder), f"{name}/" if name else "", found)
+            self._collect(str(folder), f"{name}/" if name else "", paths)
         except OSError as error:
             self._refused(error, f"listing {folder}", "nothing was changed")
-        return sorted(found)
+        return sorted(paths)
 
     def _refused(self, error: OSError, doing: str, not_done: str) -> NoReturn:
         if error.filename2 is not None and error.errno in _NO_LINKS:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from holdfast.errors import AlreadyExists, HoldfastError, NotFound, Unavailable
 from holdfast.ports import ObjectStore
 from holdfast.storage.bulk import create_many
-from holdfast.storage.hashing import Hashed, Sink, hash_file
+from holdfast.storage.hashing import ByteSink, Hashed, hash_file
 from holdfast.storage.objects import opened, writing
 
 
@@ -37,7 +37,7 @@ class NameTaken(HoldfastError):
         )
 
 
-class Written(NamedTuple):
+class WrittenObject(NamedTuple):
     """Size and hash of the written object."""
 
     size: int
@@ -49,16 +49,16 @@ def create_same(store: ObjectStore, path: str, data: bytes) -> None:
     try:
         store.create(path, data)
     except AlreadyExists:
-        _compare(store, path, Written(len(data), hashlib.sha256(data).hexdigest()))
+        _compare(store, path, WrittenObject(len(data), hashlib.sha256(data).hexdigest()))
 
 
 def create_each_same(store: ObjectStore, objects: Mapping[str, bytes]) -> None:
     """Create objects; those that exist must hold these bytes. Raises NameTaken; Unavailable: each may exist or not."""
     for path in create_many(store, objects):
-        _compare(store, path, Written(len(objects[path]), hashlib.sha256(objects[path]).hexdigest()))
+        _compare(store, path, WrittenObject(len(objects[path]), hashlib.sha256(objects[path]).hexdigest()))
 
 
-def write_same(store: ObjectStore, path: str, write: Callable[[Sink], object]) -> Written:
+def write_same(store: ObjectStore, path: str, write: Callable[[ByteSink], object]) -> WrittenObject:
     """Create an object part by part; one that exists must hold these bytes. It becomes visible, whole, at the end.
 
     Args:
@@ -75,11 +75,11 @@ def write_same(store: ObjectStore, path: str, write: Callable[[Sink], object]) -
             write(out)
     except AlreadyExists:
         assert out is not None
-        _compare(store, path, Written(out.size, out.hash.hexdigest()))
-    return Written(out.size, out.hash.hexdigest())
+        _compare(store, path, WrittenObject(out.size, out.hash.hexdigest()))
+    return WrittenObject(out.size, out.hash.hexdigest())
 
 
-def _compare(store: ObjectStore, path: str, wanted: Written) -> None:
+def _compare(store: ObjectStore, path: str, wanted: WrittenObject) -> None:
     """Compare an object with the intended bytes; a second read distinguishes different bytes from a damaged read."""
     if (first := _read_back(store, path)) == wanted or (again := _read_back(store, path)) == wanted:
         return
@@ -88,12 +88,12 @@ def _compare(store: ObjectStore, path: str, wanted: Written) -> None:
     raise NameTaken(path)
 
 
-def _read_back(store: ObjectStore, path: str) -> Written:
+def _read_back(store: ObjectStore, path: str) -> WrittenObject:
     """Return size and hash of an object, read piece by piece: it may be larger than memory."""
     try:
         with opened(store, path) as file:
             size = file.size()
-            return Written(size, hash_file(file, hashlib.sha256(), size).hexdigest())
+            return WrittenObject(size, hash_file(file, hashlib.sha256(), size).hexdigest())
     except NotFound:
         raise Unavailable(f"object {path} was removed while it was written", next_step="it is written again") from None
     except OSError as error:

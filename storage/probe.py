@@ -34,21 +34,21 @@ def prove(store: ObjectStore, name: str, not_done: str = "nothing was started") 
         Unavailable: the store is unreachable.
     """
     path = f"probe-{uuid.uuid4().hex}"
-    tried = _Tried(name, not_done)
+    attempt = _Tried(name, not_done)
     try:
         with suppress(AlreadyExists):  # the answer to an attempt was lost, and it was repeated
-            tried(f"create objects in {name}", lambda: store.create(path, _FIRST))
-        tried(f"list {name}", lambda: store.list(path))
-        if tried(f"read objects in {name}", lambda: store.get(path)) != _FIRST:
-            raise tried.unfit(f"{name} returns other bytes than were written")
+            attempt(f"create objects in {name}", lambda: store.create(path, _FIRST))
+        attempt(f"list {name}", lambda: store.list(path))
+        if attempt(f"read objects in {name}", lambda: store.get(path)) != _FIRST:
+            raise attempt.unfit(f"{name} returns other bytes than were written")
         with suppress(AlreadyExists):
-            tried(f"create objects in {name}", lambda: store.create(path, _SECOND))
-            raise tried.unfit(f"{name} lets a second writer replace an existing object")
+            attempt(f"create objects in {name}", lambda: store.create(path, _SECOND))
+            raise attempt.unfit(f"{name} lets a second writer replace an existing object")
     except (ConfigError, Unavailable):
         with suppress(Unavailable):
             store.delete(path)
         raise
-    tried(f"delete objects in {name}", lambda: store.delete(path))
+    attempt(f"delete objects in {name}", lambda: store.delete(path))
 
 
 class _Tried:

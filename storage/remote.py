@@ -183,39 +183,39 @@ class FsspecObjects:
             answers = [_answer(self._files.cat_file, place) for place in places]
         else:
             answers = sync(self._files.loop, _side_by_side, partial(self._files._cat_file, **self._whole), places)
-        found = {}
+        data_by_path = {}
         for path, answer in zip(paths, answers, strict=True):
             if isinstance(answer, bytes):
-                found[path] = answer
+                data_by_path[path] = answer
             elif isinstance(answer, _NO_SUCH):
                 self._must_have_bucket(answer, f"reading {path}")
             elif isinstance(answer, self._failures):
                 self._refused(answer, f"reading {path}", "nothing was changed")
             else:
                 raise answer
-        return found
+        return data_by_path
 
     def create_many(self, objects: Mapping[str, bytes]) -> Sequence[str]:
-        taken = []
+        taken_paths = []
         if not self._in_parts:
             for path, data in objects.items():
                 try:
                     self.create(path, data)
                 except AlreadyExists:
-                    taken.append(path)
-            return taken
+                    taken_paths.append(path)
+            return taken_paths
         assert all(objects.values()), "an object is never empty"
         places = {self._place(path): data for path, data in objects.items()}
         write = partial(_write, partial(self._files._pipe_file, mode="create"), places)
         answers = sync(self._files.loop, _side_by_side, write, list(places))
         for path, answer in zip(objects, answers, strict=True):
             if _exists(answer):
-                taken.append(path)
+                taken_paths.append(path)
             elif isinstance(answer, self._failures):
                 self._refused(answer, f"writing {path}", "the object may or may not exist")
             elif isinstance(answer, BaseException):
                 raise answer
-        return taken
+        return taken_paths
 
     def delete_many(self, paths: Sequence[str]) -> None:
         if not self._in_parts:
@@ -246,7 +246,7 @@ class FsspecObjects:
         raise unreachable(self.url, error, doing, not_done) from error
 
 
-class Reached(NamedTuple):
+class RemotePath(NamedTuple):
     """The file system and path that a URL names."""
 
     files: Any
@@ -257,14 +257,14 @@ class Reached(NamedTuple):
     """The errors that it raises if it is unreachable."""
 
 
-def reached(url: str) -> Reached:
+def reached(url: str) -> RemotePath:
     """Return the file system of a path or URL, without caches of listings."""
     scheme = urlsplit(url).scheme
     options = _client() if scheme == "s3" else {}
     files, root = url_to_fs(url, use_listings_cache=False, skip_instance_cache=True, **options)
     if options:
         files.loop.call_soon_threadsafe(files.loop.set_exception_handler, _without_lost_connections)
-    return Reached(files, root.rstrip("/"), _failures_of(scheme))
+    return RemotePath(files, root.rstrip("/"), _failures_of(scheme))
 
 
 def unreachable(url: str, error: BaseException, doing: str, not_done: str) -> Unavailable:

@@ -78,11 +78,11 @@ def _digest(batch: pa.RecordBatch, where: NDArray[np.bool_] | None, key: Sequenc
     if (columns := _columns(batch, where, key)) is None:
         return RowDigest(batch.num_rows)
     size = min(CHUNK_ROWS, batch.num_rows)
-    mixed, scratch = np.empty(size, np.uint64), np.empty(size, np.uint64)
+    hash_buffer, scratch = np.empty(size, np.uint64), np.empty(size, np.uint64)
     total = xor = 0
     for start in range(0, batch.num_rows, CHUNK_ROWS):
         end = min(start + CHUNK_ROWS, batch.num_rows)
-        hashes = _hash(columns, start, end, mixed[: end - start], scratch[: end - start])
+        hashes = _hash(columns, start, end, hash_buffer[: end - start], scratch[: end - start])
         total += int(np.add.reduce(hashes))
         xor ^= int(np.bitwise_xor.reduce(hashes))
     return RowDigest(batch.num_rows, total % (1 << 64), xor)
@@ -104,11 +104,11 @@ def _columns(batch: pa.RecordBatch, where: NDArray[np.bool_] | None, key: Sequen
         if (found := _plain(column)) is None:
             return None
         values, void = found
-        odd, given = _constants(name, _kind(column.type))
+        odd, addend = _constants(name, _kind(column.type))
         if where is not None and name not in key:
             void = where if void is None else void | where
-        start += int(given) if void is None else 0
-        plain.append((values, void, odd, given))
+        start += int(addend) if void is None else 0
+        plain.append((values, void, odd, addend))
     return _Columns(plain, np.uint64(start % (1 << 64)))
 
 

@@ -22,7 +22,7 @@ PART_BYTES = 8 << 20
 IN_FLIGHT = 2
 
 
-class Upload:
+class ObjectUpload:
     """A file to write; see `uploading`.
 
     Args:
@@ -108,14 +108,14 @@ class Upload:
 @contextmanager
 def uploading(
     files: Any, path: str, failures: tuple[type[BaseException], ...], refused: Callable[[BaseException], NoReturn]
-) -> Iterator[Upload]:
+) -> Iterator[ObjectUpload]:
     """Give a file to write. The object becomes visible when the block ends without an error, and not before.
 
     Args:
         files, path, failures: See Upload.
         refused: Raises the error that represents an error of the store. Other errors within the block pass unchanged.
     """
-    file = Upload(files, path, failures)
+    file = ObjectUpload(files, path, failures)
     try:
         yield file
         file.finish()

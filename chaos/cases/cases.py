@@ -111,12 +111,12 @@ def play_live(run: Play, job: Path, out: Path, seed: int, again: str) -> Outcome
     journal = run(job, out, seed)
     page.write(journal, again)
     report = summarise(page.read(journal))
-    fired = {kind: counts.fired for kind, counts in report.faults.items()}
+    fired_by_kind = {kind: counts.fired for kind, counts in report.faults.items()}
     return Outcome(
         report.verdict,
         tuple(report.reasons),
         seed,
-        fired,
+        fired_by_kind,
         report.recoveries,
         report.lost,
         report.duplicated,

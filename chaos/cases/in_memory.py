@@ -43,22 +43,24 @@ def play(case: Case, build: Callable[[], App], seed: int, again: str) -> Outcome
     """Run the app twice, with and without crashes, and compare."""
     calm = _Played(build(), case.parallelism, seed)
     pushes = _cut(case.rows, random.Random(f"{seed}/slices"))
-    expected = calm.run([(lambda push=push: calm.push(push)) for push in pushes])  # type: ignore[misc]
-    played = _Played(build(), case.parallelism, seed)
+    expected_rows = calm.run([(lambda push=push: calm.push(push)) for push in pushes])  # type: ignore[misc]
+    trial = _Played(build(), case.parallelism, seed)
     rng = random.Random(f"{seed}/faults")
-    steps: list[Callable[[], None]] = [(lambda push=push: played.push(push)) for push in pushes]  # type: ignore[misc]
-    filled = [step for step, (_, _, rows) in zip(steps, pushes, strict=True) if len(rows)]
+    steps: list[Callable[[], None]] = [(lambda push=push: trial.push(push)) for push in pushes]  # type: ignore[misc]
+    nonempty_steps = [step for step, (_, _, rows) in zip(steps, pushes, strict=True) if len(rows)]
     at_stake = random.Random(f"{seed}/at-stake")
     for kind in sorted(case.faults):
         for _ in range(rng.randint(1, FAULTS_MAX)):
-            steps.insert(rng.randint(0, len(steps)), lambda kind=kind: played.strike_late(kind, rng))  # type: ignore[misc]
-    if filled:
-        _after_a_push(steps, filled, at_stake, lambda: played.strike(at_stake.choice(sorted(case.faults)), at_stake))
+            steps.insert(rng.randint(0, len(steps)), lambda kind=kind: trial.strike_late(kind, rng))  # type: ignore[misc]
+    if nonempty_steps:
+        _after_a_push(
+            steps, nonempty_steps, at_stake, lambda: trial.strike(at_stake.choice(sorted(case.faults)), at_stake)
+        )
     try:
-        delivered = played.run(steps)
+        delivered = trial.run(steps)
     except JobFailed as error:
-        return Outcome("violated", (str(error),), seed, played.fired, played.recoveries, None, None, again)
-    return _compared(case, expected, delivered, played, seed, again)
+        return Outcome("violated", (str(error),), seed, trial.fired, trial.recoveries, None, None, again)
+    return _compared(case, expected_rows, delivered, trial, seed, again)
 
 
 def _after_a_push(
@@ -140,7 +142,7 @@ def _compared(
     seed: int,
     again: str,
 ) -> Outcome:
-    lost = duplicated = 0
+    lost_count = duplicate_count = 0
     reasons = []
     for sink, rows in expected.items():
         missing, spare = unmatched(rows, delivered[sink])
@@ -148,8 +150,8 @@ def _compared(
             if rest:
                 shown = ", ".join(list(dict.fromkeys(map(_text, rest)))[:ROWS_SHOWN])
                 reasons.append(f"{len(rest)} rows {what} {sink!r}: {shown}")
-        lost += len(missing)
-        duplicated += len(spare)
+        lost_count += len(missing)
+        duplicate_count += len(spare)
     if not any(expected.values()) and not reasons:
         return Outcome(
             "not_proven",
@@ -169,13 +171,15 @@ def _compared(
             seed,
             played.fired,
             played.recoveries,
-            lost,
-            duplicated,
+            lost_count,
+            duplicate_count,
             again,
             delivered,
         )
     verdict: Any = "violated" if reasons else "held"
-    return Outcome(verdict, tuple(reasons), seed, played.fired, played.recoveries, lost, duplicated, again, delivered)
+    return Outcome(
+        verdict, tuple(reasons), seed, played.fired, played.recoveries, lost_count, duplicate_count, again, delivered
+    )
 
 
 def unmatched(wanted: Sequence[Any], found: Sequence[Any]) -> tuple[list[Any], list[Any]]:

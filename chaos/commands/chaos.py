@@ -97,7 +97,7 @@ def run_simulate(args: argparse.Namespace) -> int:
     """Play seeds; show the failures, and how often each fault struck."""
     _require_least(args, seeds=1, workers=1, first=0)
     seeds, began = range(args.first, args.first + args.seeds), time.monotonic()
-    summary, interrupted, shrunk = Summary(), False, dict[int, Shrunk]()
+    summary, cut_short, shrunk = Summary(), False, dict[int, Shrunk]()
     failures: list[str] = []
 
     def show(run: Run, nth: int) -> None:
@@ -113,16 +113,16 @@ def run_simulate(args: argparse.Namespace) -> int:
     try:
         play_all(seeds, args.workers, show, _telling(len(seeds), began), summary)
     except KeyboardInterrupt:
-        interrupted = True
+        cut_short = True
     took = time.monotonic() - began
-    passed = summary.passed and not interrupted
+    success = summary.passed and not cut_short
     if args.json:
         smaller = {str(seed): str(each.reduction) for seed, each in shrunk.items()}
-        reported = {**summary.as_json(), "passed": passed, "interrupted": interrupted}
+        reported = {**summary.as_json(), "passed": success, "interrupted": cut_short}
         print_json({**reported, "shrunk": smaller, "took_s": round(took, 2)})
     else:
-        _show_summary(summary, failures, len(seeds), took, interrupted)
-    return INTERRUPTED if interrupted else 0 if passed else 1
+        _show_summary(summary, failures, len(seeds), took, cut_short)
+    return INTERRUPTED if cut_short else 0 if success else 1
 
 
 def _show_summary(summary: Summary, failures: list[str], seeds: int, took: float, interrupted: bool) -> None:
@@ -137,13 +137,13 @@ def _show_summary(summary: Summary, failures: list[str], seeds: int, took: float
 
 def _telling(seeds: int, began: float) -> Callable[[int], None]:
     """Return a function that reports progress of a long series every few seconds, to a terminal only."""
-    reported = began
+    last_report = began
 
     def tell(played: int) -> None:
-        nonlocal reported
+        nonlocal last_report
         now = time.monotonic()
-        if now - reported >= TELL_EVERY_S and played < seeds:
-            reported = now
+        if now - last_report >= TELL_EVERY_S and played < seeds:
+            last_report = now
             left = (now - began) / played * (seeds - played)
             advise(f"{played:,} of {seeds:,} seeds played, about {left / 60:.0f} min to go")
 
@@ -249,17 +249,17 @@ def _reduction(args: argparse.Namespace, strikes: Sequence[Strike]) -> Reduction
 def _numbers(text: str, strikes: Sequence[Strike]) -> set[int]:
     """Return the numbers of the strikes listed by number or by kind."""
     kinds = {fault.name.lower().replace("_", "-"): fault for fault in Fault}
-    found: set[int] = set()
+    numbers: set[int] = set()
     for part in filter(None, text.split(",")):
         if part in kinds:
             of_kind = {number for number, strike in enumerate(strikes) if strike.fault == kinds[part]}
             _require(bool(of_kind), f"this seed has no strike of {part!r}")
-            found |= of_kind
+            numbers |= of_kind
         else:
             _require(part.isdigit(), f"{part!r} is neither a number nor a kind of strike; kinds are {', '.join(kinds)}")
-            found.add(int(part))
-    _require_strikes(found, strikes)
-    return found
+            numbers.add(int(part))
+    _require_strikes(numbers, strikes)
+    return numbers
 
 
 def _require_strikes(numbers: Iterable[int], strikes: Sequence[Strike]) -> None:

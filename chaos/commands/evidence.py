@@ -128,15 +128,15 @@ def run_statement(args: argparse.Namespace) -> int:
 
 
 def _show(log: SoakLog, as_json: bool, folder: Path) -> int:
-    stated = state(log)
+    statements = state(log)
     if as_json:
-        print_json(statement_json(stated))
+        print_json(statement_json(statements))
     else:
-        print("\n".join(statement_lines(stated)))
+        print("\n".join(statement_lines(statements)))
     advise(f"log: {folder / soak.LOG}")
-    if not stated or not stated[0].recoveries:
+    if not statements or not statements[0].recoveries:
         return STATUS["not_proven"]
-    newest = stated[0]
+    newest = statements[0]
     doubtful = newest.never_struck or newest.live_not_proven
     return STATUS["violated" if newest.violations else "not_proven" if doubtful else "held"]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from holdfast.chaos.commands import evidence as evidence_cli
 from holdfast.chaos.evidence import page
 from holdfast.chaos.evidence.report import summarise
-from holdfast.chaos.judge.records import End, Journal
+from holdfast.chaos.judge.records import EndRecord, Journal
 from holdfast.chaos.live import port as live_port
 from holdfast.errors import ConfigError
 from holdfast.runtime.cli.reporting import advise
@@ -61,5 +61,5 @@ def _path(text: str) -> Path:
 def exit_status(journal: Journal) -> int:
     """Return a journal's exit status: that of its report, except that a failed job has its own."""
     verdict = summarise(journal).verdict
-    failed = any(end.failed == "job" for end in journal.of(End))
+    failed = any(end.failed == "job" for end in journal.of(EndRecord))
     return JOB_FAILED if verdict == "not_proven" and failed else evidence_cli.STATUS[verdict]

@@ -24,7 +24,7 @@ import msgspec
 from holdfast.chaos.evidence import page_lanes
 from holdfast.chaos.evidence.page_style import CSS, SCRIPT
 from holdfast.chaos.evidence.report import (
-    Report,
+    ChaosReport,
     Struck,
     as_json,
     scenario_path,
@@ -33,7 +33,7 @@ from holdfast.chaos.evidence.report import (
     summarise,
     verdict_words,
 )
-from holdfast.chaos.judge.records import Check, Journal, Recovery, Sample, parse
+from holdfast.chaos.judge.records import CheckRecord, Journal, Recovery, Sample, parse
 from holdfast.errors import ConfigError
 from holdfast.runtime.cli.text import count, span
 
@@ -78,13 +78,13 @@ def write(journal: Path, again: str | None = None) -> ReportPaths:
         ConfigError: there is no such journal.
         Damaged: it cannot be read.
     """
-    parsed = read(journal)
-    report = summarise(parsed)
+    journal_records = read(journal)
+    report = summarise(journal_records)
     if again is not None:
         report = msgspec.structs.replace(report, replay=again)
     paths = ReportPaths(journal.with_name(SUMMARY), journal.with_name(PAGE))
     _replace(paths.json, as_json(report))
-    _replace(paths.html, page(parsed, report).encode())
+    _replace(paths.html, page(journal_records, report).encode())
     return paths
 
 
@@ -101,7 +101,7 @@ def read(journal: Path) -> Journal:
     return parse(data, str(journal))
 
 
-def page(journal: Journal, report: Report) -> str:
+def page(journal: Journal, report: ChaosReport) -> str:
     """Return the page."""
     faults = struck(journal)
     title = escape(f"{report.job or 'a job'}: {report.verdict.replace('_', ' ')}")
@@ -110,7 +110,7 @@ def page(journal: Journal, report: Report) -> str:
         _figures(report),
         _section("Timeline", _hint(journal) + page_lanes.timeline(journal, faults) + _legend()),
         _section("Faults", _fault_table(faults, journal.of(Recovery))),
-        _section("Checks", _check_table(journal.of(Check))),
+        _section("Checks", _check_table(journal.of(CheckRecord))),
         _section("Repeat it", _again(report)),
     ]
     return (
@@ -127,7 +127,7 @@ def _section(name: str, inside: str) -> str:
     return f'<h2>{name}</h2><section class="card">{inside}</section>'
 
 
-def _header(report: Report) -> str:
+def _header(report: ChaosReport) -> str:
     facts = [
         ("job", report.job),
         ("scenario", scenario_path(report.scenario)),
@@ -136,21 +136,21 @@ def _header(report: Report) -> str:
         ("began", None if report.started_at is None else shown(report.started_at)),
         ("code", report.git),
     ]
-    said = " · ".join(f"{name} <b>{escape(value)}</b>" for name, value in facts if value)
+    facts_html = " · ".join(f"{name} <b>{escape(value)}</b>" for name, value in facts if value)
     reasons = "".join(f"<li>{escape(reason)}</li>" for reason in report.reasons)
     reasons = f"<ul>{reasons}</ul>" if reasons else ""
     return (
         f'<header class="{report.verdict}"><svg viewBox="0 0 24 24" aria-hidden="true">{SIGNS[report.verdict]}</svg>'
-        f"<div><h1>{escape(verdict_words(report))}</h1><p>{said}</p>{reasons}</div></header>"
+        f"<div><h1>{escape(verdict_words(report))}</h1><p>{facts_html}</p>{reasons}</div></header>"
     )
 
 
-def _figures(report: Report) -> str:
-    armed = sum(each.armed for each in report.faults.values())
+def _figures(report: ChaosReport) -> str:
+    armed_count = sum(each.armed for each in report.faults.values())
     fired = sum(each.fired for each in report.faults.values())
     checks = report.checks_passed + report.checks_failed
     tiles = [
-        _tile("Faults fired", f"{fired:,}", f"of {armed:,} armed", "wrong" if fired < armed else ""),
+        _tile("Faults fired", f"{fired:,}", f"of {armed_count:,} armed", "wrong" if fired < armed_count else ""),
         _tile("Recoveries", count(report.recoveries), f"{report.recovery_ms.known} timed"),
         _tile("Recovery", _time(report.recovery_ms.p50), f"median; p99 {_time(report.recovery_ms.p99)}"),
         *(
@@ -231,15 +231,15 @@ def _recovery_after(fault: Struck, until: float, recoveries: Sequence[Recovery])
     return begun[0].recovery_ms if begun else None
 
 
-def _check_table(checks: Sequence[Check]) -> str:
+def _check_table(checks: Sequence[CheckRecord]) -> str:
     rows = []
     for check in checks:
-        counted = (check.lost, check.duplicated, check.reordered)
+        counts = (check.lost, check.duplicated, check.reordered)
         cells = [
             _cell(check.name),
             _cell(check.invariant or "", "soft"),
             _chip("passed" if check.held else "failed", check.held),
-            *(_cell("" if number is None else f"{number:,}", "n") for number in counted),
+            *(_cell("" if number is None else f"{number:,}", "n") for number in counts),
             _cell("" if check.detail is None else shown(check.detail), "wide soft"),
         ]
         rows.append(f"<tr>{''.join(cells)}</tr>")
@@ -262,7 +262,7 @@ def _table(heads: Iterable[str], rows: Sequence[str], numbers: set[str], empty: 
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
 
 
-def _again(report: Report) -> str:
+def _again(report: ChaosReport) -> str:
     command = report.replay or "the journal does not say which scenario and job were run"
     parts = [f"<pre>{escape(command)}</pre>"]
     if report.scenario is not None and not isinstance(report.scenario, str):

@@ -77,28 +77,28 @@ def thinned(points: Sequence[Known], end: float, columns: int = COLUMNS) -> list
     """Keep the minimum and maximum of every column, in their order."""
     if len(points) <= 2 * columns:
         return list(points)
-    kept: list[Known] = []
+    extremes: list[Known] = []
     at = 0
     for column in range(columns):
         upto = len(points) if column == columns - 1 else _first_after(points, end * (column + 1) / columns)
         part, at = points[at:upto], upto
         if part:
             least, most = (choose(part, key=lambda point: point[1]) for choose in (min, max))
-            kept += sorted({least, most})
-    return kept
+            extremes += sorted({least, most})
+    return extremes
 
 
 def pieces(points: Sequence[Point]) -> list[list[Known]]:
     """Return the runs of known values, cut at unknown values and long silences."""
     steps = [later[0] - earlier[0] for earlier, later in itertools.pairwise(points)]
     silence = GAP_FACTOR * median(steps) if steps else 0.0
-    found: list[list[Known]] = [[]]
+    runs: list[list[Known]] = [[]]
     for at, value in points:
-        if found[-1] and (value is None or at - found[-1][-1][0] > silence):
-            found.append([])
+        if runs[-1] and (value is None or at - runs[-1][-1][0] > silence):
+            runs.append([])
         if value is not None:
-            found[-1].append((at, value))
-    return [piece for piece in found if piece]
+            runs[-1].append((at, value))
+    return [piece for piece in runs if piece]
 
 
 def top_of(values: Iterable[float]) -> float:
@@ -165,16 +165,16 @@ def _strikes(faults: Sequence[Struck], end: float) -> str:
 
 
 def _curve(name: str, unit: str, kind: str, points: Sequence[Point], shown: Format, end: float, behind: str) -> str:
-    known = [value for _, value in points if value is not None]
-    if not known:
+    values = [value for _, value in points if value is not None]
+    if not values:
         return _lane(kind, name, unit, '<p class="none">unknown</p>')
-    top = top_of(known)
+    top = top_of(values)
     parts = []
     for piece in (thinned(each, end) for each in pieces(points)):
         line = "L".join(f"{1000 * at / end:.1f},{100 - 100 * value / top:.1f}" for at, value in piece)
         first, last = (f"{1000 * piece[index][0] / end:.1f}" for index in (0, -1))
         parts.append(f'<path class="area" d="M{first},100L{line}L{last},100Z"/><path class="line" d="M{line}"/>')
-    about = f"{unit}; median {shown(median(known))}, at most {shown(max(known))}"
+    about = f"{unit}; median {shown(median(values))}, at most {shown(max(values))}"
     plot = _svg(f'{behind}<path class="grid" d="M0,50H1000"/>' + "".join(parts))
     return _lane(kind, name, about, plot, _scale(top, shown))
 
@@ -185,12 +185,12 @@ def _scale(top: float, shown: Format) -> str:
 
 def _bars(epochs: Sequence[EpochDone], end: float, behind: str) -> str:
     points = [(epoch.at_ms, epoch.duration_ms) for epoch in epochs if epoch.duration_ms is not None]
-    known = [value for _, value in points]
-    if not known:
+    durations_ms = [value for _, value in points]
+    if not durations_ms:
         return _lane("epochs", "Epochs", "how long checkpoints took", '<p class="none">unknown</p>')
-    top = top_of(known)
+    top = top_of(durations_ms)
     bars = "".join(f"M{1000 * at / end:.1f},100V{100 - 100 * value / top:.1f}" for at, value in thinned(points, end))
-    about = f"{count(len(epochs))} completed; median {span(median(known))}, at most {span(max(known))}"
+    about = f"{count(len(epochs))} completed; median {span(median(durations_ms))}, at most {span(max(durations_ms))}"
     return _lane("epochs", "Epochs", about, _svg(f'{behind}<path class="bar" d="{bars}"/>'), _scale(top, span))
 
 
@@ -257,12 +257,12 @@ def _outage(fault: Struck, end: float) -> str:
 
 
 def _recoveries(recoveries: Sequence[Recovery], end: float) -> str:
-    known = [each.recovery_ms for each in recoveries if each.recovery_ms is not None]
+    durations_ms = [each.recovery_ms for each in recoveries if each.recovery_ms is not None]
     if not recoveries:
         return _lane("recoveries", "Recoveries", "", '<p class="none">none</p>')
-    if not known:
+    if not durations_ms:
         return _lane("recoveries", "Recoveries", f"{len(recoveries)}, of unknown length", '<p class="none">unknown</p>')
-    top = top_of(known)
+    top = top_of(durations_ms)
     stems, dots = [], []
     for each in recoveries:
         if each.recovery_ms is not None and each.began_ms is not None:
@@ -270,7 +270,7 @@ def _recoveries(recoveries: Sequence[Recovery], end: float) -> str:
             stems.append(f"M{1000 * began / end:.1f},100V{100 - height:.1f}")
             title = escape(f"{each.cause or 'recovery'}\n{span(each.recovery_ms)}, from {clock(began)}")
             dots.append(f'<i class="dot" title="{title}" style="left:{_percent(began, end)};bottom:{height:.1f}%"></i>')
-    about = f"{count(len(recoveries))}; median {span(median(known))}, at most {span(max(known))}"
+    about = f"{count(len(recoveries))}; median {span(median(durations_ms))}, at most {span(max(durations_ms))}"
     plot = _svg(f'<path class="grid" d="M0,50H1000"/><path class="stem" d="{"".join(stems)}"/>') + "".join(dots)
     return _lane("recoveries", "Recoveries", about, plot, _scale(top, span))
 

@@ -22,7 +22,7 @@ import msgspec
 
 from holdfast.chaos.judge.records import (
     Begin,
-    Check,
+    CheckRecord,
     DriverNews,
     EpochDone,
     FaultNews,
@@ -101,7 +101,7 @@ class Spread(msgspec.Struct, frozen=True):
     most: float | None
 
 
-class Report(msgspec.Struct, frozen=True):
+class ChaosReport(msgspec.Struct, frozen=True):
     """The summary, as in report.json."""
 
     schema: int
@@ -135,11 +135,11 @@ class Report(msgspec.Struct, frozen=True):
     records_unknown: int
 
 
-def summarise(journal: Journal) -> Report:
+def summarise(journal: Journal) -> ChaosReport:
     """Return the summary of a journal."""
-    begin, checks, recoveries = _begin(journal), journal.of(Check), journal.of(Recovery)
+    begin, checks, recoveries = _begin(journal), journal.of(CheckRecord), journal.of(Recovery)
     verdict, reasons = judge(journal)
-    return Report(
+    return ChaosReport(
         schema=SCHEMA,
         verdict=verdict,
         reasons=reasons,
@@ -189,11 +189,12 @@ def struck(journal: Journal) -> list[Struck]:
 
 def by_kind(faults: Sequence[Struck]) -> dict[str, FaultCounts]:
     """Count faults by kind."""
-    armed = Counter(fault.fault for fault in faults)
+    armed_counts = Counter(fault.fault for fault in faults)
     fired = Counter(fault.fault for fault in faults if fault.fired_ms is not None)
     healed = Counter(fault.fault for fault in faults if fault.healed_ms is not None)
     return {
-        kind: FaultCounts(armed[kind], fired[kind], healed[kind], armed[kind] - fired[kind]) for kind in sorted(armed)
+        kind: FaultCounts(armed_counts[kind], fired[kind], healed[kind], armed_counts[kind] - fired[kind])
+        for kind in sorted(armed_counts)
     }
 
 
@@ -224,7 +225,7 @@ def scenario_path(scenario: Any) -> str | None:
     return scenario if isinstance(scenario, str) and scenario else None
 
 
-def verdict_words(report: Report) -> str:
+def verdict_words(report: ChaosReport) -> str:
     """Return the verdict as a sentence."""
     fired = sum(counts.fired for counts in report.faults.values())
     recoveries = "1 recovery" if report.recoveries == 1 else f"{count(report.recoveries)} recoveries"
@@ -238,7 +239,7 @@ def verdict_words(report: Report) -> str:
             return f"Not proven: {what}, and {plural(len(report.reasons), 'doubt')}"
 
 
-def text_lines(report: Report) -> list[str]:
+def text_lines(report: ChaosReport) -> list[str]:
     """Return the report for a terminal."""
     facts = [
         ("job", report.job),
@@ -272,7 +273,7 @@ def text_lines(report: Report) -> list[str]:
     return lines + ([f"\nagain: {report.replay}"] if report.replay else [])
 
 
-def as_json(report: Report) -> bytes:
+def as_json(report: ChaosReport) -> bytes:
     """Return the bytes of report.json."""
     return msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
 

@@ -28,7 +28,17 @@ from typing import BinaryIO
 import holdfast
 from holdfast.chaos.evidence import page
 from holdfast.chaos.evidence.report import summarise
-from holdfast.chaos.evidence.soak_log import Batch, Code, Failure, Lived, Simulated, SoakLog, encode, parse, simulated
+from holdfast.chaos.evidence.soak_log import (
+    Batch,
+    CodeVersion,
+    Failure,
+    Lived,
+    Simulated,
+    SoakLog,
+    encode,
+    parse,
+    simulated,
+)
 from holdfast.chaos.explore.report import Summary
 from holdfast.chaos.live.checkout import commit
 from holdfast.chaos.live.folders import make_folder
@@ -87,17 +97,17 @@ class Soak:
                 log = read(self.folder)
         return log
 
-    def _live_is_next(self, log: SoakLog, code: Code) -> bool:
+    def _live_is_next(self, log: SoakLog, code: CodeVersion) -> bool:
         if self.live is None or not log.batches or isinstance(log.batches[-1], Lived):
             return False
         return log.spent_s(code, Lived) <= log.spent_s(code, Simulated)
 
-    def _simulated(self, log: SoakLog, code: Code) -> Simulated:
+    def _simulated(self, log: SoakLog, code: CodeVersion) -> Simulated:
         began, at = self.clock(), _now()
         summary = self.play(range(log.next_seed, log.next_seed + self.batch_seeds))
         return simulated(summary, log.next_seed, code, at, self.clock() - began)
 
-    def _lived(self, log: SoakLog, code: Code) -> Lived:
+    def _lived(self, log: SoakLog, code: CodeVersion) -> Lived:
         assert self.live is not None
         began, at = self.clock(), _now()
         out = _unused(self.folder)
@@ -111,7 +121,7 @@ class Soak:
         if report.verdict == "held":
             _keep_evidence(journal)
         failures = [Failure("; ".join(report.reasons), report.replay, log.live_seed)] if violated else []
-        fired = sum(each.fired for each in report.faults.values())
+        fault_count = sum(each.fired for each in report.faults.values())
         return Lived(
             at,
             self.clock() - began,
@@ -120,7 +130,7 @@ class Soak:
             log.live_seed,
             report.verdict,
             report.recoveries,
-            fired,
+            fault_count,
             failures,
             report.reasons,
         )
@@ -142,21 +152,21 @@ def read(folder: Path) -> SoakLog:
 
 def described(batch: Batch) -> str:
     """Return a batch as a line of text."""
-    failed = f", {len(batch.failures)} FAILED" if batch.failures else ""
+    failure_note = f", {len(batch.failures)} FAILED" if batch.failures else ""
     if isinstance(batch, Simulated):
         seeds = f"seeds {batch.first} to {batch.first + batch.runs - 1}"
-        return f"{batch.at}  simulated  {seeds}: {batch.recoveries} recoveries{failed}, {batch.took_s:.0f} s"
+        return f"{batch.at}  simulated  {seeds}: {batch.recoveries} recoveries{failure_note}, {batch.took_s:.0f} s"
     what = f"{batch.faults} faults, {batch.recoveries} recoveries"
-    return f"{batch.at}  live       {batch.folder}: {batch.verdict}, {what}{failed}, {batch.took_s:.0f} s"
+    return f"{batch.at}  live       {batch.folder}: {batch.verdict}, {what}{failure_note}, {batch.took_s:.0f} s"
 
 
-def code_of_package() -> Code:
+def code_of_package() -> CodeVersion:
     """Return the identity of the running code."""
     root = Path(holdfast.__path__[0])
     hashed = hashlib.sha256()
     for path in sorted(_sources(root)):
         hashed.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
-    return Code(hashed.hexdigest()[:12], holdfast.__version__, commit())
+    return CodeVersion(hashed.hexdigest()[:12], holdfast.__version__, commit())
 
 
 def _sources(root: Path) -> Iterator[Path]:

@@ -38,7 +38,7 @@ WHAT_LENGTH_MAX = 500
 FAILURES_SHOWN = 10
 
 
-class Code(msgspec.Struct, frozen=True):
+class CodeVersion(msgspec.Struct, frozen=True):
     """Identity of the code. `source` distinguishes versions: a commit does not cover changes made since."""
 
     source: str
@@ -60,7 +60,7 @@ class Simulated(msgspec.Struct, frozen=True, tag_field="kind", tag="simulated"):
 
     at: str
     took_s: float
-    code: Code
+    code: CodeVersion
     first: int
     runs: int
     recoveries: int
@@ -76,7 +76,7 @@ class Lived(msgspec.Struct, frozen=True, tag_field="kind", tag="live"):
 
     at: str
     took_s: float
-    code: Code
+    code: CodeVersion
     folder: str
     seed: int
     verdict: Verdict
@@ -108,7 +108,7 @@ class SoakLog:
         """Return the seed of the next live run."""
         return max((batch.seed + 1 for batch in self.batches if isinstance(batch, Lived)), default=0)
 
-    def spent_s(self, code: Code, kind: type[Batch] | None = None) -> float:
+    def spent_s(self, code: CodeVersion, kind: type[Batch] | None = None) -> float:
         """Return the time spent on batches (of a kind) with this code."""
         return sum(b.took_s for b in self.batches if b.code.source == code.source and isinstance(b, kind or object))
 
@@ -141,7 +141,7 @@ def encode(batch: Batch) -> bytes:
     return msgspec.json.encode(batch) + b"\n"
 
 
-def simulated(summary: Summary, first: int, code: Code, at: str, took_s: float) -> Simulated:
+def simulated(summary: Summary, first: int, code: CodeVersion, at: str, took_s: float) -> Simulated:
     """Return the record of a batch."""
     failures = [
         Failure("; ".join(run.violations)[:WHAT_LENGTH_MAX], replay_command(run.seed), run.seed)
@@ -169,7 +169,7 @@ def recoveries_of(summary: Summary) -> int:
 class Stated(msgspec.Struct, frozen=True):
     """Evidence of the log about one version of the code."""
 
-    code: Code
+    code: CodeVersion
     recoveries: int
     violations: int
     upper_count: float | None
@@ -190,7 +190,7 @@ class Stated(msgspec.Struct, frozen=True):
 
 @dataclass
 class _Tally:
-    code: Code
+    code: CodeVersion
     runs: Counter[str] = field(default_factory=Counter)
     recoveries: Counter[str] = field(default_factory=Counter)
     not_proven: int = 0
@@ -215,13 +215,13 @@ class _Tally:
 
     def stated(self) -> Stated:
         trials, violations = self.recoveries.total(), len(self.failures)
-        bound = odds.upper_bound(violations, trials)
+        upper_bound = odds.upper_bound(violations, trials)
         return Stated(
             code=self.code,
             recoveries=trials,
             violations=violations,
-            upper_count=None if bound is None else odds.upper_count(violations),
-            upper_bound=bound,
+            upper_count=None if upper_bound is None else odds.upper_count(violations),
+            upper_bound=upper_bound,
             confidence=odds.CONFIDENCE,
             rule=odds.source_of(violations),
             simulated_runs=self.runs["simulated"],
@@ -272,11 +272,11 @@ def _lines(stated: Stated) -> list[str]:
         over = f"{stated.upper_count:.3g}/{count(stated.recoveries)}"
         sentence += f"upper bound {over} = {stated.upper_bound:.2g} per recovery"
     code = " ".join(part for part in (stated.code.version, stated.code.git) if part)
-    simulated = f"simulated {count(stated.simulated_recoveries)} in {plural(stated.simulated_runs, 'run')}"
+    simulation_text = f"simulated {count(stated.simulated_recoveries)} in {plural(stated.simulated_runs, 'run')}"
     live = f"live {count(stated.live_recoveries)} in {plural(stated.live_runs, 'run')}"
     lines = [
         sentence,
-        f"  {simulated}, {live}; {span(1000 * stated.took_s)}; code {code}, source {stated.code.source}",
+        f"  {simulation_text}, {live}; {span(1000 * stated.took_s)}; code {code}, source {stated.code.source}",
         f"  at {stated.confidence:.0%} confidence ({stated.rule}), if recoveries are alike and independent",
     ]
     if stated.live_not_proven:

@@ -61,14 +61,14 @@ class Original:
 
 def noted(seed: int) -> Original:
     """Play a seed and record its draws."""
-    made: list[Noting] = []
+    notings: list[Noting] = []
 
     def chance(source: random.Random, schedule: Schedule) -> Chance:
-        made.append(Noting(source, lambda: _asking(schedule)))
-        return made[0]
+        notings.append(Noting(source, lambda: _asking(schedule)))
+        return notings[0]
 
     run = play(World(scenario(seed), chance))
-    return Original(run, dict(made[0].notes))
+    return Original(run, dict(notings[0].notes))
 
 
 def replay(

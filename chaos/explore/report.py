@@ -85,16 +85,16 @@ def verdict_line(summary: Summary, seeds: int | None = None) -> str:
     Args:
         seeds: How many were requested; None: as many as were played.
     """
-    played, cut_short = f"{summary.runs:,} seeds", seeds is not None and summary.runs < seeds
+    seed_count, cut_short = f"{summary.runs:,} seeds", seeds is not None and summary.runs < seeds
     if summary.failed:
         rest = f"; interrupted, {seeds:,} were requested" if cut_short else ""
-        return f"VIOLATED: {len(summary.failed):,} of {played} failed{rest}"
+        return f"VIOLATED: {len(summary.failed):,} of {seed_count} failed{rest}"
     if cut_short:
         return f"INTERRUPTED after {summary.runs:,} of {seeds:,} seeds: nothing is known about the others"
     if not summary.passed:
         why = "faults were armed and never struck" if summary.vacuous else "points that must be hit were not"
-        return f"NOT PROVEN: {played} held, but {why}"
-    return f"HELD: {played}"
+        return f"NOT PROVEN: {seed_count} held, but {why}"
+    return f"HELD: {seed_count}"
 
 
 def summary_lines(summary: Summary) -> list[str]:

@@ -78,7 +78,7 @@ def parsed(text: str) -> Reduction:
     return reduction
 
 
-class Broken(Protocol):
+class FailedRun(Protocol):
     """The part of a run's result that decides whether it is the same failure."""
 
     @property
@@ -95,16 +95,16 @@ class Shrunk:
     replays: int
 
 
-def rule_of(run: Broken) -> str | None:
+def rule_of(run: FailedRun) -> str | None:
     """Return the first rule that a run broke, None if everything held."""
     return run.violations[0].partition(":")[0] if run.violations else None
 
 
 def shrink(
-    failed: Broken,
+    failed: FailedRun,
     kinds: Sequence[str],
     features: Sequence[str],
-    play: Callable[[Reduction], Broken],
+    play: Callable[[Reduction], FailedRun],
     replays_max: int = REPLAYS_MAX,
 ) -> Shrunk:
     """Return the smallest reduction found that still breaks the same rule.
@@ -120,7 +120,7 @@ def shrink(
 
 class _Shrinking:
     def __init__(
-        self, failed: Broken, kinds: Sequence[str], play: Callable[[Reduction], Broken], replays_max: int
+        self, failed: FailedRun, kinds: Sequence[str], play: Callable[[Reduction], FailedRun], replays_max: int
     ) -> None:
         self._rule, self._events = rule_of(failed), failed.events
         assert self._rule is not None, "there is nothing to shrink"

@@ -34,12 +34,12 @@ def read_lines(
         Damaged: a complete line cannot be read.
     """
     end = data.rfind(b"\n") + 1
-    found: list[Line] = []
+    lines: list[Line] = []
     for number, line in enumerate(data[:end].split(b"\n")[:-1], 1):
         try:
-            found.append(decode(line))
+            lines.append(decode(line))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise Damaged(
                 f"line {number} of {called} cannot be read: {error}", not_done=not_done, next_step=next_step
             ) from error
-    return found, end
+    return lines, end

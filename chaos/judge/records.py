@@ -25,13 +25,13 @@ Phase = Literal["armed", "fired", "healed", "missed"]
 Verdict = Literal["held", "violated", "not_proven"]
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
+class JournalEntry(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
     """Any record but a check: its time in milliseconds since the run began."""
 
     at_ms: float
 
 
-class Begin(Entry, frozen=True, kw_only=True, tag="begin"):
+class Begin(JournalEntry, frozen=True, kw_only=True, tag="begin"):
     """The job, its scenario and its surroundings."""
 
     job: str | None = None
@@ -47,7 +47,7 @@ class Begin(Entry, frozen=True, kw_only=True, tag="begin"):
     """The number of faults in the schedule."""
 
 
-class FaultNews(Entry, frozen=True, kw_only=True, tag="fault"):
+class FaultNews(JournalEntry, frozen=True, kw_only=True, tag="fault"):
     """One step in the life of a fault: armed, then fired and perhaps healed, or missed."""
 
     id: str | int
@@ -58,7 +58,7 @@ class FaultNews(Entry, frozen=True, kw_only=True, tag="fault"):
     detail: Any = None
 
 
-class Sample(Entry, frozen=True, kw_only=True, tag="sample"):
+class Sample(JournalEntry, frozen=True, kw_only=True, tag="sample"):
     """The state of the job, once a second."""
 
     state: str | None = None
@@ -73,7 +73,7 @@ class Sample(Entry, frozen=True, kw_only=True, tag="sample"):
     rss_bytes: float | None = None
 
 
-class EpochDone(Entry, frozen=True, kw_only=True, tag="epoch"):
+class EpochDone(JournalEntry, frozen=True, kw_only=True, tag="epoch"):
     """A completed epoch."""
 
     epoch: int
@@ -81,7 +81,7 @@ class EpochDone(Entry, frozen=True, kw_only=True, tag="epoch"):
     duration_ms: float | None = None
 
 
-class Recovery(Entry, frozen=True, kw_only=True, tag="recovery"):
+class Recovery(JournalEntry, frozen=True, kw_only=True, tag="recovery"):
     """All subtasks take records again and epochs are completed: one per epoch, however many attempts it took."""
 
     cause: str | None = None
@@ -103,7 +103,7 @@ class Recovery(Entry, frozen=True, kw_only=True, tag="recovery"):
         return None if took is None else max(0.0, self.at_ms - took)
 
 
-class DriverNews(Entry, frozen=True, kw_only=True, tag="driver"):
+class DriverNews(JournalEntry, frozen=True, kw_only=True, tag="driver"):
     """A driver process started or ended."""
 
     phase: Literal["started", "ended"]
@@ -111,14 +111,14 @@ class DriverNews(Entry, frozen=True, kw_only=True, tag="driver"):
     exit: int | None = None
 
 
-class Check(Finding, frozen=True, kw_only=True, tag_field="kind", tag="check"):
+class CheckRecord(Finding, frozen=True, kw_only=True, tag_field="kind", tag="check"):
     """One finding, and its time."""
 
     at_ms: float
     detail: Any = None
 
 
-class End(Entry, frozen=True, kw_only=True, tag="end"):
+class EndRecord(JournalEntry, frozen=True, kw_only=True, tag="end"):
     """The run's own verdict."""
 
     verdict: Verdict
@@ -127,7 +127,7 @@ class End(Entry, frozen=True, kw_only=True, tag="end"):
     """Which of the two did not complete; None: neither, or a journal of an earlier version."""
 
 
-Record = Begin | FaultNews | Sample | EpochDone | Recovery | DriverNews | Check | End
+Record = Begin | FaultNews | Sample | EpochDone | Recovery | DriverNews | CheckRecord | EndRecord
 KINDS = frozenset(str(kind.__struct_config__.tag) for kind in get_args(Record))
 R = TypeVar("R", bound=Record)
 
@@ -156,15 +156,15 @@ def parse(data: bytes, called: str) -> Journal:
     Raises:
         Damaged: a line that is not the last cannot be read.
     """
-    found, end = read_lines(
+    lines, end = read_lines(
         data,
         called,
         record_of,
         not_done="no report was made",
         next_step="a journal is append-only; use the file that the run wrote, or an intact copy",
     )
-    records = tuple(record for record in found if record is not None)
-    return Journal(records, end < len(data), len(found) - len(records))
+    records = tuple(record for record in lines if record is not None)
+    return Journal(records, end < len(data), len(lines) - len(records))
 
 
 def record_of(line: bytes) -> Record | None:

@@ -22,7 +22,7 @@ US_PER_MS = 1_000
 
 
 @dataclass
-class Attempt:
+class RecoveryAttempt:
     """The job became ready once."""
 
     cause: str
@@ -46,7 +46,7 @@ class Recoveries:
     """Collects attempts and epochs, in any order."""
 
     def __init__(self) -> None:
-        self.open: list[Attempt] = []
+        self.open: list[RecoveryAttempt] = []
         """Attempts that belong to no recovery yet."""
         self._completed: list[_Completed] = []
 
@@ -56,14 +56,14 @@ class Recoveries:
 
     def closed(self, epoch: int | None) -> list[dict[str, Any]]:
         """Return the recoveries up to this epoch whose attempts have all been reported; None: up to the newest."""
-        found = []
+        recoveries = []
         while self._completed and (epoch is None or self._completed[0].epoch <= epoch):
-            done = self._completed.pop(0)
-            over = [each for each in self.open if each.logged_us is None or each.logged_us < done.at_us]
+            completion = self._completed.pop(0)
+            over = [each for each in self.open if each.logged_us is None or each.logged_us < completion.at_us]
             self.open = [each for each in self.open if each not in over]
             if over:
-                found.append(_recovery(over, done))
-        return found
+                recoveries.append(_recovery(over, completion))
+        return recoveries
 
     def rest(self) -> list[dict[str, Any]]:
         """Return the attempts that no epoch followed, as one recovery, if there are any."""
@@ -71,21 +71,21 @@ class Recoveries:
         return [_recovery(over, None)] if over else []
 
 
-def _recovery(attempts: list[Attempt], done: _Completed | None) -> dict[str, Any]:
+def _recovery(attempts: list[RecoveryAttempt], done: _Completed | None) -> dict[str, Any]:
     """Return the fields of the journal's line."""
     attempts = sorted(attempts, key=lambda attempt: attempt.logged_us or 0)
     first, last = attempts[0], attempts[-1]
     causes = Counter(each.cause for each in attempts)
-    reported: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "cause": "; ".join(cause if times == 1 else f"{cause} ({times} times)" for cause, times in causes.items()),
         "attempts": len(attempts),
     }
     if first.began_us is None or last.began_us is None:
-        return reported | ({"recovery_ms": last.recovery_ms} if len(attempts) == 1 else {"recovery_ms": None})
-    reported["recovery_ms"] = last.recovery_ms + round((last.began_us - first.began_us) / US_PER_MS)
+        return fields | ({"recovery_ms": last.recovery_ms} if len(attempts) == 1 else {"recovery_ms": None})
+    fields["recovery_ms"] = last.recovery_ms + round((last.began_us - first.began_us) / US_PER_MS)
     if last.first_record_us is not None:
-        reported["first_record_ms"] = round((last.first_record_us - first.began_us) / US_PER_MS)
+        fields["first_record_ms"] = round((last.first_record_us - first.began_us) / US_PER_MS)
     if done is not None:
-        reported["next_epoch_ms"] = round((done.at_us - first.began_us) / US_PER_MS)
-        reported["since_ms"] = round(done.seen_ms - reported["next_epoch_ms"])
-    return reported
+        fields["next_epoch_ms"] = round((done.at_us - first.began_us) / US_PER_MS)
+        fields["since_ms"] = round(done.seen_ms - fields["next_epoch_ms"])
+    return fields

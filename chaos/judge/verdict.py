@@ -21,7 +21,17 @@ from typing import Any
 import msgspec
 
 from holdfast.chaos.judge.findings import COUNTS
-from holdfast.chaos.judge.records import Begin, Check, End, EpochDone, FaultNews, Journal, Sample, Verdict, of_lines
+from holdfast.chaos.judge.records import (
+    Begin,
+    CheckRecord,
+    EndRecord,
+    EpochDone,
+    FaultNews,
+    Journal,
+    Sample,
+    Verdict,
+    of_lines,
+)
 from holdfast.runtime.cli.text import plural
 
 OWN_CHECKS = frozenset({"processes", "raised", "damage", "epochs", "progress", "observer"})
@@ -50,12 +60,12 @@ def of(lines: Sequence[Mapping[str, Any]], failed: str | None) -> Judged:
         return Judged("not_proven", "; ".join(reasons))
     fired = {news.id for news in journal.of(FaultNews) if news.phase == "fired"}
     short = f"; the job ended before {plural(left, 'planned fault')}" if (left := not_come(journal)) else ""
-    return Judged("held", f"{len(fired)} faults fired, {len(journal.of(Check))} checks passed{short}")
+    return Judged("held", f"{len(fired)} faults fired, {len(journal.of(CheckRecord))} checks passed{short}")
 
 
 def judge(journal: Journal) -> tuple[Verdict, list[str]]:
     """Return the verdict on a complete journal and, unless everything held, every reason for it."""
-    ends = journal.of(End)
+    ends = journal.of(EndRecord)
     wrong = violations(journal)
     wrong += [_said(end) for end in ends if end.verdict == "violated" and not wrong]
     if wrong:
@@ -70,31 +80,31 @@ def judge(journal: Journal) -> tuple[Verdict, list[str]]:
 
 def violations(journal: Journal) -> list[str]:
     """Return every finding that did not hold."""
-    return [_failed(check) for check in journal.of(Check) if not check.held]
+    return [_failed(check) for check in journal.of(CheckRecord) if not check.held]
 
 
 def doubts(journal: Journal) -> list[str]:
     """Return why nothing is proven although no violation was seen."""
-    news, checks = journal.of(FaultNews), journal.of(Check)
-    fired = {each.id for each in news if each.phase == "fired"}
-    silent = {each.id: each.fault for each in news if each.id not in fired}
-    found = [f"{fault} ({name}) was armed and never fired" for name, fault in silent.items()]
+    news, checks = journal.of(FaultNews), journal.of(CheckRecord)
+    fired_ids = {each.id for each in news if each.phase == "fired"}
+    silent = {each.id: each.fault for each in news if each.id not in fired_ids}
+    reasons = [f"{fault} ({name}) was armed and never fired" for name, fault in silent.items()]
     begin = next(iter(journal.of(Begin)), None)
-    never = set(begin.faults if begin is not None else ()) - {each.fault for each in news if each.id in fired}
+    never = set(begin.faults if begin is not None else ()) - {each.fault for each in news if each.id in fired_ids}
     if never - set(silent.values()):
-        found.append(f"the run was too short for every fault; never fired: {', '.join(sorted(never))}")
-    if not fired:
-        found.append("no fault fired")
+        reasons.append(f"the run was too short for every fault; never fired: {', '.join(sorted(never))}")
+    if not fired_ids:
+        reasons.append("no fault fired")
     elif not _completed_after_the_last(journal):
-        found.append("no epoch was completed after the last fault")
+        reasons.append("no epoch was completed after the last fault")
     elif (grew := _read_after_the_first(journal)) is not True:
         idle = "no record was read under faults: the whole source was read before the first fault"
-        found.append("whether a record was read under faults is unknown" if grew is None else idle)
+        reasons.append("whether a record was read under faults is unknown" if grew is None else idle)
     if not checks:
-        found.append("nothing was checked")
+        reasons.append("nothing was checked")
     elif all(check.name in OWN_CHECKS for check in checks):
-        found.append("the check compared nothing")
-    return found
+        reasons.append("the check compared nothing")
+    return reasons
 
 
 def not_come(journal: Journal) -> int | None:
@@ -106,32 +116,32 @@ def not_come(journal: Journal) -> int | None:
 
 def _completed_after_the_last(journal: Journal) -> bool:
     """Return whether an epoch follows the last fault that fired."""
-    followed = False
+    epoch_follows = False
     for record in journal.records:
         if isinstance(record, FaultNews) and record.phase == "fired":
-            followed = False
-        followed = followed or isinstance(record, EpochDone)
-    return followed
+            epoch_follows = False
+        epoch_follows = epoch_follows or isinstance(record, EpochDone)
+    return epoch_follows
 
 
 def _read_after_the_first(journal: Journal) -> bool | None:
     """Return whether the job read further after the first fault than before it; None if unknown."""
     before: list[int] = []
     after: list[int] = []
-    struck = False
+    under_faults = False
     for record in journal.records:
-        struck = struck or (isinstance(record, FaultNews) and record.phase == "fired")
+        under_faults = under_faults or (isinstance(record, FaultNews) and record.phase == "fired")
         if isinstance(record, Sample) and record.records_in is not None:
-            (after if struck else before).append(record.records_in)
+            (after if under_faults else before).append(record.records_in)
     begun = before or after[:1]  # no earlier sample: the records in the first one may have been read before the fault
     return max(after) > max(begun) if after else None
 
 
-def _said(end: End) -> str:
+def _said(end: EndRecord) -> str:
     return end.reason or "the run itself reported this verdict"
 
 
-def _failed(check: Check) -> str:
+def _failed(check: CheckRecord) -> str:
     counted = [f"{n:,} {what}" for what in COUNTS if (n := getattr(check, what))]
     detail = check.detail
     said = "" if detail is None else detail if isinstance(detail, str) else msgspec.json.encode(detail).decode()

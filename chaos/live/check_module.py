@@ -35,25 +35,25 @@ def function(named: str, folders: Sequence[Path]) -> Check:
     sys.path[:] = [*before, *(path for path in sys.path if path not in before)]
     try:
         _check_same(module.partition(".")[0], before)
-        found = getattr(import_module(module), name)
-        if not callable(found):
-            raise TypeError(f"{name} is a {type(found).__name__}, not a function")
+        attribute = getattr(import_module(module), name)
+        if not callable(attribute):
+            raise TypeError(f"{name} is a {type(attribute).__name__}, not a function")
     except (Exception, SystemExit) as error:  # the user's module may raise anything, and the user has to correct it
-        looked = f" beside the job or the scenario ({', '.join(before)})," if before else ""
+        location_hint = f" beside the job or the scenario ({', '.join(before)})," if before else ""
         raise ConfigError(
             f"the check {named!r} cannot be loaded: {type(error).__name__}: {error}",
             not_done="nothing was started",
-            next_step=f"name a function as module:function, in a module{looked} or on PYTHONPATH",
+            next_step=f"name a function as module:function, in a module{location_hint} or on PYTHONPATH",
         ) from error
-    check: Check = found
+    check: Check = attribute
     return check
 
 
 def _check_same(module: str, folders: Sequence[str]) -> None:
     """Refuse a module if another of the same name is loaded: a process can hold only one."""
-    meant, loaded = PathFinder.find_spec(module, folders), sys.modules.get(module)
-    if meant is None or meant.origin is None or loaded is None:
+    spec, loaded = PathFinder.find_spec(module, folders), sys.modules.get(module)
+    if spec is None or spec.origin is None or loaded is None:
         return
     there = getattr(loaded, "__file__", None)
-    if there is None or os.path.realpath(there) != os.path.realpath(meant.origin):
-        raise ImportError(f"{meant.origin} has the same name as a loaded module, {there}; rename it")
+    if there is None or os.path.realpath(there) != os.path.realpath(spec.origin):
+        raise ImportError(f"{spec.origin} has the same name as a loaded module, {there}; rename it")

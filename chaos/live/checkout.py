@@ -15,13 +15,13 @@ def commit(file: Path = Path(__file__)) -> str | None:
     path = file.resolve()
     git = ("git", "-C", str(path.parent))
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
-    said = ""
+    output = ""
     for words in (("ls-files", "--error-unmatch", path.name), ("rev-parse", "--short=12", "HEAD")):
         try:
-            asked = subprocess.run((*git, *words), capture_output=True, text=True, check=False, env=environment)
+            process = subprocess.run((*git, *words), capture_output=True, text=True, check=False, env=environment)
         except FileNotFoundError:
             return None
-        if asked.returncode != 0:
+        if process.returncode != 0:
             return None
-        said = asked.stdout.strip()
-    return said or None
+        output = process.stdout.strip()
+    return output or None

@@ -52,15 +52,15 @@ def left(leaving: SystemExit) -> str:
 def audit(context: Context) -> list[Finding]:
     """Run the audit of the job: every source and target is read again and compared with its checkpoints."""
     command = (sys.executable, "-m", "holdfast.runtime.cli.main", "audit", context.job, "--root", context.root)
-    done = _done((*command, "--json"), context)
-    said = (done.stdout.strip() or done.stderr.strip())[-2_000:]
-    if done.returncode not in (0, Damaged.exit_status):
+    process = _done((*command, "--json"), context)
+    said = (process.stdout.strip() or process.stderr.strip())[-2_000:]
+    if process.returncode not in (0, Damaged.exit_status):
         raise HoldfastError(
             f"holdfast audit gave no result: {said[-500:]}",
             not_done="the result was not audited",
             next_step="run it by hand on the root of the run",
         )
-    return audited(json.loads(done.stdout), done.returncode)
+    return audited(json.loads(process.stdout), process.returncode)
 
 
 def audited(shown: dict[str, Any], status: int) -> list[Finding]:
@@ -77,25 +77,27 @@ def audited(shown: dict[str, Any], status: int) -> list[Finding]:
         return [Finding("audit", False, "I12", detail=str(shown.get("what", shown)))]
     lines = [line for kind in ("epochs", "sources", "operators", "sinks") for line in shown[kind]]
     counts = Counter(line["verdict"] for line in lines)
-    reported = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
+    summary = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
     wrong = [line for line in lines if line["verdict"] == "differs"]
     if status or wrong:
-        return [Finding("audit", False, "I1, I2", detail=f"{reported}; {wrong[:SHOWN_MAX]}")]
+        return [Finding("audit", False, "I1, I2", detail=f"{summary}; {wrong[:SHOWN_MAX]}")]
     kept = {line["epoch"] for line in shown["epochs"]}
-    cut = {line["epoch"] for line in shown["epochs"] if line["verdict"] != "proven" and _begins_anew(line, kept)}
+    orphan_epochs = {
+        line["epoch"] for line in shown["epochs"] if line["verdict"] != "proven" and _begins_anew(line, kept)
+    }
     judged = [*shown["epochs"], *shown["sources"], *shown["sinks"]]  # the right output of a filter is unknown
     open_ = [line for line in judged if line["verdict"] != "proven"]
-    past = [line for line in open_ if _is_past(line, cut)]
+    past = [line for line in open_ if _is_past(line, orphan_epochs)]
     if missing := [_said(line) for line in open_ if line not in past] or _unshown(shown):
         raise HoldfastError(
-            f"the audit proved too little ({reported}): {'; '.join(missing[:SHOWN_MAX])}",
+            f"the audit proved too little ({summary}): {'; '.join(missing[:SHOWN_MAX])}",
             not_done="whether the results are right is unknown",
             next_step="add a check of your own for what an audit cannot prove",
         )
-    if cut:
-        reported += f"; proven only after epoch {min(cut)}, earlier checkpoints are not kept"
+    if orphan_epochs:
+        summary += f"; proven only after epoch {min(orphan_epochs)}, earlier checkpoints are not kept"
     remarks = dict.fromkeys(_said(line) for line in past if line["epoch"] is None)
-    return [Finding("audit", True, "I1, I2", detail="; ".join([reported, *remarks]))]
+    return [Finding("audit", True, "I1, I2", detail="; ".join([summary, *remarks]))]
 
 
 def _begins_anew(line: dict[str, Any], kept: set[int]) -> bool:
@@ -114,11 +116,11 @@ def _unshown(shown: dict[str, Any]) -> list[str]:
     lacking = {line["sink"] for line in shown["sinks"]} - {
         line["sink"] for line in proven["sinks"] if line["epoch"] is not None
     }
-    found = [f"sink {name!r}: no epoch of it is proven" for name in sorted(lacking)]
+    gaps = [f"sink {name!r}: no epoch of it is proven" for name in sorted(lacking)]
     for kind, what in (("sources", "no record of a source"), ("sinks", "no row of a sink")):
         if not any(line["rows"] for line in proven[kind]):
-            found.append(f"{what} was read back")
-    return found
+            gaps.append(f"{what} was read back")
+    return gaps
 
 
 def _said(line: dict[str, Any]) -> str:
@@ -132,13 +134,13 @@ def _command(words: tuple[str, ...], context: Context) -> Finding:
     """Run a command: exit status 0 means it held. A last line of JSON may count lost, duplicated, reordered."""
     done = _done(tuple(filled(word, context.out) for word in words), context)
     lines = done.stdout.strip().splitlines()
-    said = (done.stdout.strip() + "\n" + done.stderr.strip()).strip()[-2_000:]
-    passed = done.returncode == 0
+    output = (done.stdout.strip() + "\n" + done.stderr.strip()).strip()[-2_000:]
+    success = done.returncode == 0
     try:
-        return Finding(words[0], passed, **_counts(lines[-1] if lines else ""), detail=said)
+        return Finding(words[0], success, **_counts(lines[-1] if lines else ""), detail=output)
     except (TypeError, ValueError) as error:
-        if not passed:  # its exit status counts even if its numbers cannot be read
-            return Finding(words[0], passed, detail=said)
+        if not success:  # its exit status counts even if its numbers cannot be read
+            return Finding(words[0], success, detail=output)
         raise HoldfastError(
             f"the last line of {words[0]} cannot be read: {error}",
             not_done="its counts are unknown, so its check proves nothing",

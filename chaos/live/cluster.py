@@ -84,14 +84,14 @@ class LiveCluster:
 
     def revive(self) -> str:
         """Restart hosts that have ended, as a supervisor would; return a description of the action."""
-        ended = []
+        dead_hosts = []
         for number, host in enumerate(self._hosts):
             # A JVM whose first thread has ended must not be waited for before its last thread has ended.
             if host is not None and (host.poll() is not None or is_gone(psutil.Process(host.pid))):
                 host.wait()
-                ended.append(number)
+                dead_hosts.append(number)
                 self._start_host(number)
-        return f"{len(ended)} worker daemons were started again"
+        return f"{len(dead_hosts)} worker daemons were started again"
 
     def close(self) -> None:
         """End every daemon."""
@@ -122,11 +122,11 @@ class LiveCluster:
     def _awaited(self, log: Path, pattern: str, count: int) -> list[str]:
         """Return the pattern's matches in the log, once there are enough."""
         deadline = time.monotonic() + START_LIMIT_S
-        found: list[str] = []
+        matches: list[str] = []
         while time.monotonic() < deadline:
-            found = re.findall(pattern, log.read_text(errors="replace"))
-            if len(found) >= count:
-                return found
+            matches = re.findall(pattern, log.read_text(errors="replace"))
+            if len(matches) >= count:
+                return matches
             self._check_alive()
             time.sleep(POLL_S)
         raise Unavailable(

@@ -109,11 +109,11 @@ class Feeder:
     def _feed(self) -> None:
         began = time.monotonic()
         while not self._closed.is_set():
-            released = self._released.is_set()
+            is_final = self._released.is_set()
             elapsed = (time.monotonic() - began) * self._rate / self.total
-            share = 1.0 if released else share_fed(elapsed, self._lingering)
+            share = 1.0 if is_final else share_fed(elapsed, self._lingering)
             self._writer.append({p: rows for p, end in self._ends.items() if (rows := self._rows(p, int(end * share)))})
-            if released:
+            if is_final:
                 self._writer.seal()
                 return
             self._released.wait(EVERY_S)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 
-class Journal:
+class JournalWriter:
     """Writes one journal. Safe for any thread."""
 
     def __init__(self, path: Path) -> None:

@@ -13,22 +13,22 @@ from holdfast.chaos.judge.findings import Check
 from holdfast.chaos.live import checks as live_checks
 from holdfast.chaos.live.faults.nemesis import Planned, schedule
 from holdfast.chaos.live.faults.proxy import find_server
-from holdfast.chaos.live.faults.scenario import Feed, Scenario, parse
+from holdfast.chaos.live.faults.scenario import Feed, LiveScenario, parse
 from holdfast.chaos.live.folders import filled
 from holdfast.errors import ConfigError
 
 SCENARIOS = Path(__file__).parents[1] / "scenarios"
 
 
-def load(path: Path, *, checked_elsewhere: bool = False, seed: int | None = None) -> Scenario:
+def load(path: Path, *, checked_elsewhere: bool = False, seed: int | None = None) -> LiveScenario:
     """Read a scenario: a file, or the name of one in this package.
 
     Raises:
         ConfigError: there is no such scenario, or it cannot be carried out here.
     """
-    named = str(path.absolute())
+    scenario_path = str(path.absolute())
     if not path.exists() and path.name == str(path) and (shipped := SCENARIOS / f"{path}.toml").exists():
-        path, named = shipped, str(path)
+        path, scenario_path = shipped, str(path)
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -40,10 +40,10 @@ def load(path: Path, *, checked_elsewhere: bool = False, seed: int | None = None
     if seed is not None:
         raw["seed"] = seed
     scenario = parse(raw, path.stem, toxiproxy=find_server() is not None, checked_elsewhere=checked_elsewhere)
-    return replace(scenario, path=named)
+    return replace(scenario, path=scenario_path)
 
 
-def prepared(scenario: Scenario, job: Path) -> tuple[tuple[Planned, ...], list[Check]]:
+def prepared(scenario: LiveScenario, job: Path) -> tuple[tuple[Planned, ...], list[Check]]:
     """Return the planned faults and the scenario's check; raises ConfigError if a run would."""
     plan = schedule(scenario, random.Random(scenario.seed).random)
     if not job.is_file():
@@ -55,7 +55,7 @@ def prepared(scenario: Scenario, job: Path) -> tuple[tuple[Planned, ...], list[C
     return plan, checks
 
 
-def _check_program(scenario: Scenario) -> None:
+def _check_program(scenario: LiveScenario) -> None:
     """Refuse a program of the source that does not exist; one in the run's folder may still be created."""
     drive = scenario.drive
     words = drive.prepare if isinstance(drive, Feed) else drive or ()

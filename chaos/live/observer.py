@@ -46,14 +46,14 @@ class JobLog:
         """Return the records that were appended since the last call. A job log has no gaps."""
         if self._folder is None:
             self._folder = next(iter(self._root.glob("*/log")), None)
-        found: list[dict[str, Any]] = []
+        records: list[dict[str, Any]] = []
         while self._folder is not None:
             try:
-                found.append(json.loads((self._folder / f"{self._sequence + 1:020}.json").read_bytes()))
+                records.append(json.loads((self._folder / f"{self._sequence + 1:020}.json").read_bytes()))
             except FileNotFoundError:
                 break
             self._sequence += 1
-        return found
+        return records
 
 
 class Observer:
@@ -147,27 +147,29 @@ class Observer:
             self._rows[path, table] = (count, rewinds)
 
     def _look_at_log(self, path: str) -> None:
-        found = []
+        commits = []
         while True:
             sequence = self._commits.get(path, 0) + 1
             try:
-                found.append(json.loads((Path(path) / "commits" / f"{sequence:020}.json").read_bytes()))
+                commits.append(json.loads((Path(path) / "commits" / f"{sequence:020}.json").read_bytes()))
             except FileNotFoundError:
                 break
             self._commits[path] = sequence
         self._seen[path] += (Path(path) / META_PATH).exists()
         self._read_job_log()
-        for commit in found:
+        for commit in commits:
             ends = self._ends.get(path, [0] * len(commit["ends"]))
-            grown = list(ends)
+            row_ends = list(ends)
             for segment in commit["segments"]:
-                if segment["base"] != grown[segment["partition"]]:
+                if segment["base"] != row_ends[segment["partition"]]:
                     self._note(
-                        f"{path}: commit {commit['sequence']} has rows from offset {segment['base']}, not {grown}"
+                        f"{path}: commit {commit['sequence']} has rows from offset {segment['base']}, not {row_ends}"
                     )
-                grown[segment["partition"]] = segment["base"] + segment["rows"]
-            if grown != commit["ends"]:
-                self._note(f"{path}: commit {commit['sequence']} ends at {commit['ends']}, but its rows end at {grown}")
+                row_ends[segment["partition"]] = segment["base"] + segment["rows"]
+            if row_ends != commit["ends"]:
+                self._note(
+                    f"{path}: commit {commit['sequence']} ends at {commit['ends']}, but its rows end at {row_ends}"
+                )
             self._ends[path] = commit["ends"]
             if commit["tag"] is not None:
                 tag = commit["tag"]["tag"]

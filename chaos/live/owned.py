@@ -83,12 +83,12 @@ class Guard:
     """
 
     def __init__(self, token: str, log: Path) -> None:
-        with log.open("wb") as said:
+        with log.open("wb") as log_file:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "holdfast.chaos.live.owned"],
                 stdin=subprocess.PIPE,
-                stdout=said,
-                stderr=said,
+                stdout=log_file,
+                stderr=log_file,
                 start_new_session=True,
             )
         assert self._process.stdin is not None

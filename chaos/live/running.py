@@ -29,11 +29,11 @@ from holdfast.chaos.live import checks as live_checks
 from holdfast.chaos.live.checkout import commit
 from holdfast.chaos.live.ending import let_end, was_done
 from holdfast.chaos.live.faults.nemesis import Planned
-from holdfast.chaos.live.faults.scenario import Scenario
-from holdfast.chaos.live.faults.strikes import SEEN_WITHIN_S, Strike, seen
+from holdfast.chaos.live.faults.scenario import LiveScenario
+from holdfast.chaos.live.faults.strikes import SEEN_WITHIN_S, LiveStrike, seen
 from holdfast.chaos.live.folders import make_folder
 from holdfast.chaos.live.job import LiveJob
-from holdfast.chaos.live.journal import Journal
+from holdfast.chaos.live.journal import JournalWriter
 from holdfast.chaos.live.loading import load, prepared
 from holdfast.chaos.live.owned import sigterm_interrupts
 from holdfast.chaos.live.testbed import Testbed
@@ -49,7 +49,7 @@ JOURNAL = "journal.jsonl"
 
 
 def run(
-    scenario: Scenario | Path,
+    scenario: LiveScenario | Path,
     job: Path,
     out: Path,
     *,
@@ -81,7 +81,7 @@ def run(
             next_step=f"name another folder: --out {next((each for each in others if not each.exists()), 'FOLDER')}",
         )
     make_folder(out)
-    journal = Journal(out / JOURNAL)
+    journal = JournalWriter(out / JOURNAL)
     try:
         with sigterm_interrupts():
             _Run(scenario, plan, job.absolute(), out.absolute(), journal, progress or (lambda _: None)).run(checks)
@@ -93,11 +93,11 @@ def run(
 class _Run:
     def __init__(
         self,
-        scenario: Scenario,
+        scenario: LiveScenario,
         plan: tuple[Planned, ...],
         job: Path,
         out: Path,
-        journal: Journal,
+        journal: JournalWriter,
         progress: Callable[[str], None],
     ) -> None:
         self._scenario, self._file, self._out = scenario, job, out
@@ -107,8 +107,8 @@ class _Run:
         self._watch: Watch
         self._waiting = list(plan)
         self._armed: tuple[Planned, float] | None = None
-        self._begun: tuple[Planned, Strike, float] | None = None
-        self._active: tuple[Planned, Strike, float] | None = None
+        self._begun: tuple[Planned, LiveStrike, float] | None = None
+        self._active: tuple[Planned, LiveStrike, float] | None = None
         self._recover_s = scenario.wait.recover / 1000
         """How long an armed fault waits for a victim, and how long the job may take to its next epoch."""
         self._killed: set[int] = set()
@@ -183,11 +183,13 @@ class _Run:
             return
         before = self._watch.epochs
         limit = self._scenario.wait.end / 1000
-        sealed = self._testbed.release()
+        seals_source = self._testbed.release()
         if not self._wait_until(lambda: self._watch.epochs > before + 1, limit):
             self._set_stuck("no epoch was completed after the faults")
             return
-        behind = let_end(self._job, self._testbed, self._wait_until, limit, sealed=sealed, whole=whole and not sealed)
+        behind = let_end(
+            self._job, self._testbed, self._wait_until, limit, sealed=seals_source, whole=whole and not seals_source
+        )
         if behind is not None:
             self._fail("harness", behind)
         if not self._wait_until(lambda: False, limit):
@@ -247,20 +249,21 @@ class _Run:
         assert self._job.driver is not None
         pid = self._job.driver.pid
         self._journal.write("driver", phase="ended", pid=pid, exit=status)
-        said = self._job.log_path.read_text(errors="replace").strip().splitlines()
+        log_lines = self._job.log_path.read_text(errors="replace").strip().splitlines()
         why = next(
-            (line for line in said if line.startswith("holdfast: ")), said[-1] if said else "it wrote no message"
+            (line for line in log_lines if line.startswith("holdfast: ")),
+            log_lines[-1] if log_lines else "it wrote no message",
         )
-        refused = self._refusals.excuses(status, "\n".join(said), self._started, time.monotonic())
-        struck = pid in self._killed or refused
-        self._ends.append(Ended(status, why, struck, self._watch.epochs))
-        ended = f"the driver ended with status {status}: {why}"
-        self._watch.driver_lost("the driver was killed" if pid in self._killed else ended)
-        if self._watch.epochs > self._epochs_at_start or struck:
+        refused = self._refusals.excuses(status, "\n".join(log_lines), self._started, time.monotonic())
+        by_fault = pid in self._killed or refused
+        self._ends.append(Ended(status, why, by_fault, self._watch.epochs))
+        end_message = f"the driver ended with status {status}: {why}"
+        self._watch.driver_lost("the driver was killed" if pid in self._killed else end_message)
+        if self._watch.epochs > self._epochs_at_start or by_fault:
             self._starts = 1
         in_vain = status in (ConfigError.exit_status, *driver_ends.GAVE_UP) or self._starts >= STARTS_IN_A_ROW_MAX
-        if in_vain and not struck:
-            self._fail("job", f"the job failed: {ended}")
+        if in_vain and not by_fault:
+            self._fail("job", f"the job failed: {end_message}")
             return
         self._progress(f"driver {pid} ended with status {status}; starting another one")
         self._start_driver()
@@ -328,12 +331,12 @@ class _Run:
         assert self._active is not None
         fault, strike, _ = self._active
         self._active = None
-        found = strike.heal()
+        detail = strike.heal()
         self._calm_since = time.monotonic()
         if fault.kind == DAMAGE:
             self._refusals.healed(time.monotonic())
-            found = f"{self._refusals.drivers} drivers refused it; {found}"
-        self._write_fault(fault, "healed", strike.target, found)
+            detail = f"{self._refusals.drivers} drivers refused it; {detail}"
+        self._write_fault(fault, "healed", strike.target, detail)
 
     def _write_fault(self, fault: Planned, phase: str, target: str | None, detail: str) -> None:
         plane = {"plane": KINDS[fault.kind].plane} if KINDS[fault.kind].plane is not None else {}

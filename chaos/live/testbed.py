@@ -23,8 +23,8 @@ from holdfast.chaos.live.faults import strikes
 from holdfast.chaos.live.faults.damage import Flip
 from holdfast.chaos.live.faults.nemesis import Planned
 from holdfast.chaos.live.faults.proxy import Toxiproxy, of_connections
-from holdfast.chaos.live.faults.scenario import PROCESSES, Feed, Scenario
-from holdfast.chaos.live.faults.strikes import Strike
+from holdfast.chaos.live.faults.scenario import PROCESSES, Feed, LiveScenario
+from holdfast.chaos.live.faults.strikes import LiveStrike
 from holdfast.chaos.live.feeding import Feeder
 from holdfast.chaos.live.folders import filled, keeps_temporary_below
 from holdfast.chaos.live.job import LiveJob
@@ -41,7 +41,7 @@ class Testbed:
 
     __test__ = False  # the name begins like those of test classes
 
-    def __init__(self, scenario: Scenario, out: Path) -> None:
+    def __init__(self, scenario: LiveScenario, out: Path) -> None:
         self._scenario, self._out = scenario, out
         self.token = uuid.uuid4().hex
         given = {key: self._filled(text) for key, text in scenario.environment.items()}
@@ -102,11 +102,11 @@ class Testbed:
         if isinstance(drive, tuple):
             assert self._job is not None
             words = [self._filled(word) for word in drive]
-            with (self._out / "drive.log").open("wb") as said:
+            with (self._out / "drive.log").open("wb") as log_file:
                 environment = self._job.environment | owned.marks(self.token, owned.SOURCE)
                 try:
                     self._command = subprocess.Popen(
-                        words, stdout=said, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+                        words, stdout=log_file, stderr=subprocess.STDOUT, env=environment, start_new_session=True
                     )
                 except OSError as error:
                     self.error = f"the command that drives the source cannot be run: {error}"
@@ -137,7 +137,7 @@ class Testbed:
         if self._command is not None and not self._command_ended and self._command.poll() not in (None, 0):
             self.error = f"the command that drives the source ended with status {self._command.poll()}"
 
-    def strike(self, fault: Planned) -> Strike | None:
+    def strike(self, fault: Planned) -> LiveStrike | None:
         """Return the fault, bound to a victim that exists now; None if there is none yet."""
         kind = KINDS[fault.kind]
         job = self._job
@@ -184,7 +184,7 @@ class Testbed:
                 next_step="find out what they wait for: ps -o pid,stat,wchan,args",
             )
 
-    def _flip(self, fault: Planned, kill: bool) -> Strike | None:
+    def _flip(self, fault: Planned, kill: bool) -> LiveStrike | None:
         assert self._job is not None
         folder, drivers = self._job.folder(), self._job.victim("driver")
         return None if folder is None or not drivers else Flip(folder, fault.rank, drivers[0] if kill else None)
@@ -195,17 +195,17 @@ class Testbed:
         words = [self._filled(word) for word in command]
         environment = {**os.environ, **self.environment, **owned.marks(self.token, owned.SOURCE)}
         try:
-            done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
+            process = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
         except OSError as error:
             raise ConfigError(
                 f"the command that prepares the source cannot be run: {error}",
                 not_done="the job was not started",
                 next_step="run it by hand: " + " ".join(command),
             ) from error
-        if done.returncode != 0:
-            said = done.stderr[-500:].strip()
+        if process.returncode != 0:
+            said = process.stderr[-500:].strip()
             raise ConfigError(
-                f"the command that prepares the source ended with status {done.returncode}: {said}",
+                f"the command that prepares the source ended with status {process.returncode}: {said}",
                 not_done="the job was not started",
                 next_step="run it by hand: " + " ".join(command),
             )

@@ -12,9 +12,9 @@ import json
 import time
 from typing import Any
 
-from holdfast.chaos.judge.recoveries import US_PER_MS, Attempt, Recoveries
+from holdfast.chaos.judge.recoveries import US_PER_MS, Recoveries, RecoveryAttempt
 from holdfast.chaos.live.job import LiveJob
-from holdfast.chaos.live.journal import Journal
+from holdfast.chaos.live.journal import JournalWriter
 from holdfast.chaos.live.observer import JobLog
 
 SAMPLE_EVERY_S = 1.0
@@ -23,7 +23,7 @@ SAMPLE_EVERY_S = 1.0
 class Watch:
     """Follows one job. Call `look` often."""
 
-    def __init__(self, job: LiveJob, journal: Journal) -> None:
+    def __init__(self, job: LiveJob, journal: JournalWriter) -> None:
         self._job, self._journal = job, journal
         self._log = JobLog(job.root)
         self._next_sample = 0.0
@@ -98,17 +98,17 @@ class Watch:
             key = (self._job.drivers, number)
             if restart["recovery_ms"] is not None and key not in self._reported:
                 self._reported.add(key)
-                self._recoveries.open.append(Attempt(restart["cause"], restart["recovery_ms"], restart["at"]))
+                self._recoveries.open.append(RecoveryAttempt(restart["cause"], restart["recovery_ms"], restart["at"]))
         if self._lost_driver is not None and self.running:
             cause, since, wall = self._lost_driver
             self._lost_driver = None
             wall_us = wall * 1e6
             took_ms = round((time.monotonic() - since) * 1000)
-            self._recoveries.open.append(Attempt(cause, took_ms, wall_us, wall_us))
+            self._recoveries.open.append(RecoveryAttempt(cause, took_ms, wall_us, wall_us))
         # A worker takes its first record, and reports it, some time after the job is ready.
         self._look_up([each for each in self._recoveries.open if each.began_us is None or each.first_record_us is None])
 
-    def _look_up(self, attempts: list[Attempt]) -> None:
+    def _look_up(self, attempts: list[RecoveryAttempt]) -> None:
         """Add details from `live.json` once it has them: when each began, when a new worker took a record."""
         folder = self._job.folder()
         if not attempts or folder is None:
@@ -126,15 +126,15 @@ class Watch:
                 attempt.first_record_us = max(first) if first and all(first) else None
 
     def _sample(self) -> None:
-        reported = self._job.progress
+        progress = self._job.progress
         self._journal.write(
             "sample",
-            state=reported.get("state", "starting"),
-            generation=reported.get("generation"),
+            state=progress.get("state", "starting"),
+            generation=progress.get("generation"),
             epoch=self.epoch,
             epoch_age_ms=None if self.epoch is None else round((time.monotonic() - self.epoch_seen) * 1000),
-            records_in=reported.get("records_in"),
-            rate=reported.get("records_per_s"),
-            lag=reported.get("lag"),
+            records_in=progress.get("records_in"),
+            rate=progress.get("records_per_s"),
+            lag=progress.get("lag"),
             rss_bytes=self._job.rss_bytes(),
         )

@@ -18,11 +18,11 @@ from holdfast.runtime.operators.process.operator import ProcessOperator
 from holdfast.runtime.operators.processing_clock import ProcessingClock
 from holdfast.state.collections.rows import NEVER
 from holdfast.state.collections.timers import AT, Timers
-from holdfast.state.tables.table import Table
+from holdfast.state.tables.table import StateTable
 
 
 def _loses_timers(right: Right) -> Right:
-    def roll_back(table: Table, *given: Any) -> Any:
+    def roll_back(table: StateTable, *given: Any) -> Any:
         held = right(table, *given)
         if held and AT.name in table.spec.orders:
             table.delete(table.present())
@@ -130,7 +130,7 @@ CLOCK_MUTANTS = (
 """Those of processing time."""
 KEYED_MUTANTS = (
     Mutant("timers-lost-in-a-rollback", "P10, decisions/0065", "a survivor's rollback empties the timers",
-           (Swap(Table, "roll_back", _loses_timers),), needs="reminders"),
+           (Swap(StateTable, "roll_back", _loses_timers),), needs="reminders"),
     Mutant("timer-fires-twice", "decisions/0066", "a timer that is set and fires in one round is stored again",
            (Swap(TimerCell, "fired", _keeps_what_fired),)),
     Mutant("rest-of-a-round-lost", "decisions/0066", "due timers that a round does not reach are lost",

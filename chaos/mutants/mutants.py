@@ -54,7 +54,7 @@ from holdfast.runtime.time import watermark
 from holdfast.runtime.wire import messages
 from holdfast.runtime.worker import compaction, deliveries, immediate, seal, subtask, topic
 from holdfast.runtime.worker import protocol as worker
-from holdfast.runtime.worker.local.kept import Kept
+from holdfast.runtime.worker.local.kept import LocalCopies
 from holdfast.runtime.worker.loop import WorkerLoop
 from holdfast.sinks.contract.target import AlreadyDelivered, Delivered, EpochOutput, Outcome, already
 from holdfast.sinks.memory.immediate import ImmediateTable
@@ -62,13 +62,13 @@ from holdfast.sinks.protocol import delivery
 from holdfast.state import merged
 from holdfast.state.local.image import Wanted
 from holdfast.state.store import Identity, StateStore
-from holdfast.state.tables.table import Table
+from holdfast.state.tables.table import StateTable
 
 # State and output of unfinished epochs
 
 
 def _freezes_only_new(right: Right) -> Right:
-    def freeze(table: Table, epoch: Epoch, committed_through: Epoch) -> None:
+    def freeze(table: StateTable, epoch: Epoch, committed_through: Epoch) -> None:
         table.commit(committed_through)
         table._intervals, table._expiries._closed = [], []
         right(table, epoch, committed_through)
@@ -162,7 +162,7 @@ def _forgets_what_waits(right: Right) -> Right:
 def _goes_on_overtaken(right: Right) -> Right:
     def occupied(state: append.InFlight, found: joblog.Record) -> tuple[append.Appender, list[append.Effect]]:
         after, effects = right(state, found)
-        if not isinstance(after, append.Overtaken):
+        if not isinstance(after, append.OvertakenDriver):
             return after, effects
         record = append._record(state.owner, after.job, state.draft, state.record.at)
         return append.InFlight(state.owner, after.job, record, state.draft), [append.Create(record)]
@@ -265,11 +265,11 @@ def _newest_first(right: Right) -> Right:
 
 
 def _publish(table: SharedTable, job_uuid: str, writer: Writer, epochs: Sequence[EpochOutput], *_: Any) -> Outcome:
-    read = [(epoch.tag, [row for batch in epoch.batches for row in batch.to_pylist()]) for epoch in epochs]
+    tagged_rows = [(epoch.tag, [row for batch in epoch.batches for row in batch.to_pylist()]) for epoch in epochs]
     table.fault("before_begin")
-    table.publish(job_uuid, writer, read)
+    table.publish(job_uuid, writer, tagged_rows)
     table._tags[job_uuid, writer] = epochs[-1].tag
-    return Delivered(sum(len(rows) for _, rows in read))
+    return Delivered(sum(len(rows) for _, rows in tagged_rows))
 
 
 def _guards_by_generation(_: Right) -> Right:
@@ -294,7 +294,7 @@ def _guards_by_last(_: Right) -> Right:
 
 MUTANTS = (
     Mutant("unfinished-epoch-drops-its-delta", "P8", "a freeze holds only what changed since the last barrier",
-           (Swap(Table, "freeze", _freezes_only_new),)),
+           (Swap(StateTable, "freeze", _freezes_only_new),)),
     Mutant("unfinished-epoch-drops-its-output", "P8", "an ack names only its own epoch's output",
            (Swap(worker, "_staged_through", _stages_only_new),)),
     Mutant("fate-unknown-at-freeze", "P8", "an epoch that was given up counts as committed at the next freeze",
@@ -362,12 +362,12 @@ MUTANTS = (
     Mutant("sweep-of-uploads-in-flight", "P16", "a sweep deletes every object that no manifest names yet",
            (Swap(catalogue, "_is_decided", _takes_all_for_decided),)),
     Mutant("sweep-counts-the-latest", "P16", "a sweep keeps only what the newest checkpoint names",
-           (Swap(catalogue.Catalogue, "expire", wrong_endings.counts_the_latest_alone),)),
+           (Swap(catalogue.ObjectCatalogue, "expire", wrong_endings.counts_the_latest_alone),)),
     Mutant("sweep-of-whole-folders", "P16", "a bulk deletion takes the folder of each object, with objects still named",
            (Swap(Repository, "delete_all", wrong_endings.deletes_whole_folders),)),
     Mutant("sweep-of-nothing", "P16", "a sweep finds nothing to delete",
-           (Swap(catalogue.Catalogue, "expire", wrong_endings.finds_nothing),
-            Swap(catalogue.Catalogue, "garbage", wrong_endings.finds_nothing))),
+           (Swap(catalogue.ObjectCatalogue, "expire", wrong_endings.finds_nothing),
+            Swap(catalogue.ObjectCatalogue, "garbage", wrong_endings.finds_nothing))),
     Mutant("sweep-of-savepoints", "P16", "expiry also removes the savepoints before the expired checkpoint",
            (Swap(joblog, "_outlives", _expires_savepoints),)),
     Mutant("watermark-reset-in-windows", "P11", "a restored window operator starts from no watermark",
@@ -418,7 +418,7 @@ MUTANTS = (
     Mutant("delivery-outlives-rewind", "P21", "a worker's deliveries continue across a rewind",
            (Swap(deliveries.Deliveries, "deploy", wrong.keeps_machines),), needs="rewinds"),
     Mutant("image-lacks-a-segment", "P14", "an image is said to be as of a base whose last segment was not read",
-           (Swap(Kept, "renew", wrong_recoveries.leaves_a_segment_out),), needs="folders"),
+           (Swap(LocalCopies, "renew", wrong_recoveries.leaves_a_segment_out),), needs="folders"),
     Mutant("image-of-other-key-groups", "P14", "a left-over image is used whatever key groups it holds",
            (Swap(Wanted, "has_key_groups", wrong_writes.takes_any_range),)),
     Mutant("immediate-check-then-write", "P22", "a write checks the fence before its transaction, not in it",
@@ -472,7 +472,7 @@ MUTANTS = (
     Mutant("full-disk-asked-once", "decisions/0039", "a worker whose disk was full does not try it again",
            (Swap(StateStore, "settle", wrong_memory.asks_the_disk_once),), needs="budgeted"),
     Mutant("frozen-record-overwritten", "P8, decisions/0043", "a change overwrites a frozen record before it is copied",
-           (Swap(Table, "fold", wrong_memory.copies_what_was_changed),
-            Swap(Table, "fold_at", wrong_memory.copies_what_was_changed)), needs="copies_slowly"),
+           (Swap(StateTable, "fold", wrong_memory.copies_what_was_changed),
+            Swap(StateTable, "fold_at", wrong_memory.copies_what_was_changed)), needs="copies_slowly"),
 )  # fmt: skip
 """The mutants that the tests must catch; each names the rule that it negates."""

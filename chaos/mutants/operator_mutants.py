@@ -21,7 +21,7 @@ from holdfast.runtime.functions.ranges import Runs
 from holdfast.runtime.operators.aggregates.aggregate import Folding
 from holdfast.runtime.operators.joins.rows import Due, KeptRows
 from holdfast.runtime.operators.patterns.automaton import Automaton
-from holdfast.runtime.operators.patterns.kept import KeptRows as RowsOfPatterns
+from holdfast.runtime.operators.patterns.kept import StoredRows as RowsOfPatterns
 from holdfast.runtime.operators.patterns.match import MatchOperator
 from holdfast.runtime.operators.tables import versioned
 from holdfast.runtime.operators.tables.below import Below
@@ -31,7 +31,7 @@ from holdfast.runtime.operators.tables.search import SearchOperator, Term
 from holdfast.runtime.operators.tables.versioned import LEAVES, Versions
 from holdfast.runtime.operators.windows import counted, session, sliding, window
 from holdfast.runtime.operators.windows.counted import CountedOperator
-from holdfast.runtime.operators.windows.early import EarlyResults, Schedule
+from holdfast.runtime.operators.windows.early import EarlyResults, EarlySchedule
 from holdfast.runtime.operators.windows.held import HeldSlices
 from holdfast.runtime.operators.windows.session import SessionOperator
 from holdfast.runtime.operators.windows.sliding import SlidingOperator
@@ -233,7 +233,7 @@ OPERATOR_MUTANTS = (
            "a restored operator does not know that changes were not shown",
            (Swap(EarlyResults, "note", lambda _: lambda results: None),)),
     Mutant("interval-cut-short", "decisions/0082", "windows are shown again before the interval is over",
-           (Swap(Schedule, "show", lambda _: lambda schedule, now_us: None),)),
+           (Swap(EarlySchedule, "show", lambda _: lambda schedule, now_us: None),)),
     Mutant("retraction-dropped", "decisions/0068", "a row that is replaced stays in its group",
            (Swap(RetractionsOperator, "_taken_back", lambda _: lambda operator, slots: []),)),
     Mutant("value-not-taken-back", "decisions/0096", "a value that is taken back stays below its group",

@@ -46,12 +46,12 @@ def fences_afterwards(right: Right) -> Right:
     """Two transactions: one takes the rows back, the next one moves the tags and the owner, which fence."""
 
     def repair(table: SharedTable, rewinding: Rewinding, *stream: Any) -> Repair:
-        begun: set[Tag] = vars(table).setdefault("begun", set())
-        if rewinding.to not in begun:
+        repair_tags: set[Tag] = vars(table).setdefault("begun", set())
+        if rewinding.to not in repair_tags:
             tags, owners = dict(table._tags), dict(table._owners)
             right(table, rewinding, *stream)
             table._tags, table._owners = tags, owners
-            begun.add(rewinding.to)
+            repair_tags.add(rewinding.to)
             raise Unavailable("the tags are still to be moved", next_step="try again")
         table.check_claim(rewinding.job_uuid, rewinding.sink, rewinding.claim)
         table.take_over(rewinding.job_uuid, rewinding.sink, rewinding.claim)

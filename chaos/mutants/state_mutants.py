@@ -25,9 +25,9 @@ from holdfast.state.keys.batch import Keys
 from holdfast.state.paging.area import REGION_BYTES, Area
 from holdfast.state.store import Piece, StateStore
 from holdfast.state.tables import indexed
-from holdfast.state.tables.delta import Delta
+from holdfast.state.tables.delta import OperatorDelta
 from holdfast.state.tables.kernels.layout import DIRTY, Control
-from holdfast.state.tables.table import Table
+from holdfast.state.tables.table import StateTable
 from holdfast.state.tables.values import taken
 
 DELETED_MAX = 3
@@ -47,17 +47,17 @@ def fires_outside_of_epochs(right: Right) -> Right:
     def fire(timers: Timers, through_us: int, limit: int | None = None) -> Fired:
         table = timers.table
         opened = int(table._control[Control.OPENED])
-        fired: Fired = right(timers, through_us, limit)
+        due_timers: Fired = right(timers, through_us, limit)
         fresh = table.changed()[opened:]
         table._control[Control.OPENED] = opened
         table._set(fresh, DIRTY)
-        return fired
+        return due_timers
 
     return fire
 
 
 def _keeps_orders(right: Right) -> Right:
-    def roll_back(table: Table, base: Epoch) -> bool:
+    def roll_back(table: StateTable, base: Epoch) -> bool:
         orders, table._orders = table._orders, {}
         held: bool = right(table, base)
         table._orders = orders
@@ -87,7 +87,7 @@ def _restores_first_again(right: Right) -> Right:
 
 
 def _lives_again(right: Right) -> Right:
-    def absorb(table: Table, delta: Delta) -> None:
+    def absorb(table: StateTable, delta: OperatorDelta) -> None:
         if EXPIRES in delta.columns:
             at = np.asarray(delta.columns[EXPIRES])
             again = np.where(at == NEVER, NEVER, np.minimum(at, NEVER - LIVES_LONGER) + LIVES_LONGER)
@@ -98,15 +98,15 @@ def _lives_again(right: Right) -> Right:
 
 
 def _keeps_texts(right: Right) -> Right:
-    def roll_back(table: Table, base: Epoch) -> bool:
+    def roll_back(table: StateTable, base: Epoch) -> bool:
         slots = table.changed()
         varying = [column.name for column in table.spec.columns if column.varying]
         texts = {name: table.read(name, slots) for name in varying}
-        held: bool = right(table, base)
-        if held and varying:
+        success: bool = right(table, base)
+        if success and varying:
             left = np.flatnonzero(table.is_present(slots))
             table.write(slots[left], {name: taken(values, left) for name, values in texts.items()})
-        return held
+        return success
 
     return roll_back
 
@@ -125,16 +125,16 @@ STATE_MUTANTS = (
     Mutant("timer-fires-outside-of-epochs", "P8, decisions/0041", "a fired timer fires again after a restore",
            (Swap(Timers, "fire", fires_outside_of_epochs),), needs="reminders"),
     Mutant("order-outlives-rollback", "P10, decisions/0041", "a timer that was set before a rollback fires after it",
-           (Swap(Table, "roll_back", _keeps_orders),), needs="reminders"),
+           (Swap(StateTable, "roll_back", _keeps_orders),), needs="reminders"),
     Mutant("suffix-left-by-prefix-delete", "decisions/0041", "a prefix delete leaves the rows after the third one",
            (Swap(OrderedRows, "delete", _deletes_a_few),)),
     Mutant("freeze-sees-later-write", "P8", "a segment holds what was written after the barrier",
-           (Swap(Table, "write", copies_what_was_changed), Swap(Table, "delete", copies_what_was_changed))),
+           (Swap(StateTable, "write", copies_what_was_changed), Swap(StateTable, "delete", copies_what_was_changed))),
     Mutant("range-restored-twice", "P14", "a restore reads the first piece of its key groups again at its end",
            (Swap(StateStore, "restore", _restores_first_again),)),
     Mutant("restore-resets-ttl", "decisions/0041", "the time to live of a row begins again with a restore",
-           (Swap(Table, "absorb", _lives_again),)),
+           (Swap(StateTable, "absorb", _lives_again),)),
     Mutant("text-of-abandoned-epoch", "P10, decisions/0040", "a rollback keeps the texts of the epochs it abandons",
-           (Swap(Table, "roll_back", _keeps_texts),)),
+           (Swap(StateTable, "roll_back", _keeps_texts),)),
 )  # fmt: skip
 """The wrong versions that the tests must catch; each names the rule that it negates."""

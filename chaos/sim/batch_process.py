@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
-from holdfast.chaos.sim.driver_process import DriverProcess, Launching
+from holdfast.chaos.sim.driver_process import Launching, SimulatedDriver
 from holdfast.chaos.sim.faults.faults import Fault
 from holdfast.chaos.sim.faults.points import Point
 from holdfast.chaos.sim.faults.schedule import Process
@@ -35,8 +35,8 @@ from holdfast.runtime.config.settings import MICROBATCH
 from holdfast.runtime.driver.state import Site
 from holdfast.runtime.microbatch.blocks import Attempt, Parcel, result_in
 from holdfast.runtime.microbatch.host import Host
-from holdfast.runtime.microbatch.machine import Running
-from holdfast.runtime.microbatch.task import Batch, Ports, run_task
+from holdfast.runtime.microbatch.machine import BatchRunning
+from holdfast.runtime.microbatch.task import Batch, TaskPorts, run_task
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.channels import Network
 from holdfast.runtime.worker.local.opened import MemoryState
@@ -85,12 +85,12 @@ class TaskProcess(Process):
         batch = replace(self._batch, plan=replace(plan, sinks=sinks))
         store = ProcessStore(world, self)
         local = WarmState(clock, clock.spend, world.machines.of(self.attempt))
-        ports = Ports(clock, store, local, clock.spend)
-        sent = list(run_task(batch, ports, self.attempt, incoming))
-        result = result_in(sent[-1].data)
+        ports = TaskPorts(clock, store, local, clock.spend)
+        parcels = list(run_task(batch, ports, self.attempt, incoming))
+        result = result_in(parcels[-1].data)
         assert result is not None
         world.checks.attempts.made((self._spark.driver.name, self.job), result)
-        world.schedule.after(self._spark.delay(), self, "", lambda: self._report(sent))
+        world.schedule.after(self._spark.delay(), self, "", lambda: self._report(parcels))
 
     def _report(self, sent: list[Parcel]) -> None:
         self.reported = True
@@ -253,7 +253,7 @@ class Spark:
         return job if job is not None and task in job.running else None
 
 
-class BatchDriver(DriverProcess):
+class BatchDriver(SimulatedDriver):
     """One run of the job in microbatch mode."""
 
     mode = MICROBATCH
@@ -284,7 +284,7 @@ class BatchDriver(DriverProcess):
     def look_at_epoch(self, batch: Batch) -> None:
         """Show the reads of an epoch to the checkers; later jobs of the epoch have the offsets of the first."""
         state, outlook = self._host._batches, self._host._outlook
-        assert state is not None and isinstance(state.phase, Running) and outlook is not None
+        assert state is not None and isinstance(state.phase, BatchRunning) and outlook is not None
         if state.phase.tries == 1 and not state.phase.waits and not self._host._deliveries.full():
             given = state.positions, outlook.readable(), state.phase.until, batch.silent
             self._world.checks.aligned.epoch(*given)

@@ -30,16 +30,16 @@ def small(wanted: bool) -> Iterator[None]:
         yield
         return
     too_much, small_backlog = delivery.too_much, {"epochs_max": BACKLOG_EPOCHS_MAX}
-    swapped: tuple[tuple[Any, str, object], ...] = (
+    replacements: tuple[tuple[Any, str, object], ...] = (
         (coordinator, "EPOCHS_GIVEN_UP_MAX", GIVEN_UP_MAX),
         (joblog, "EPOCHS_GIVEN_UP_MAX", GIVEN_UP_MAX),
         (delivery, "too_much", lambda epochs, size, **limits: too_much(epochs, size, **limits | small_backlog)),
     )
-    rights = [getattr(owner, name) for owner, name, _ in swapped]
-    for owner, name, value in swapped:
+    rights = [getattr(owner, name) for owner, name, _ in replacements]
+    for owner, name, value in replacements:
         setattr(owner, name, value)
     try:
         yield
     finally:
-        for (owner, name, _), right in zip(swapped, rights, strict=True):
+        for (owner, name, _), right in zip(replacements, rights, strict=True):
             setattr(owner, name, right)

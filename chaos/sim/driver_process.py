@@ -55,7 +55,7 @@ class RewindCommand:
 class Launching(Inhabited, Protocol):
     """The world as a driver sees it."""
 
-    def new_worker(self, driver: DriverProcess, launch: int) -> WorkerProcess:
+    def new_worker(self, driver: SimulatedDriver, launch: int) -> WorkerProcess:
         """Return a process that a driver launched and that has not started yet."""
 
     def chance_of(self, name: str) -> Chance:
@@ -68,7 +68,7 @@ class Launching(Inhabited, Protocol):
         """Return the plan of a driver that has its rules."""
 
 
-class DriverProcess(DriverEnd):
+class SimulatedDriver(DriverEnd):
     """One run of the job, or one rewind; implements DriverPorts itself."""
 
     mode = CONTINUOUS
@@ -300,7 +300,7 @@ class SweepLane(ProcessLane):
 
     def submit(self, work: Callable[[], object], done: Callable[[object], None]) -> None:
         """See Lane.submit."""
-        assert isinstance(self._process, DriverProcess)
+        assert isinstance(self._process, SimulatedDriver)
         job = self._process.loop.state.job
 
         def watched() -> object:
@@ -317,7 +317,7 @@ class ListingLane(ProcessLane):
     """A driver's lane for listings of the sources. Its delays come from numbers of its own, in every seed."""
 
     def _delay(self) -> float:
-        assert isinstance(self._process, DriverProcess)
+        assert isinstance(self._process, SimulatedDriver)
         own, grows = self._process.listing_chance, self._world.scenario.grows
         if grows and self._world.faults.strikes(Fault.LANE_SLOW, lambda: points.of_lane(self.name)):
             return own.choice((0.05, 0.3, 1.5))

@@ -31,7 +31,7 @@ class NamingProcess(Process):
     def look(self) -> None:
         """Read the log; append later."""
         try:
-            named = self._naming.look() is not None
+            has_name = self._naming.look() is not None
         except Unavailable:
             self._world.schedule.after(RETRY_S, self, "looks again", self.look)
         except ConfigError as error:
@@ -43,18 +43,18 @@ class NamingProcess(Process):
         except Damaged as error:
             self._refused(error)
         else:
-            if named:
+            if has_name:
                 self.end("the name is in the log")
             else:
                 self._world.schedule.after(self._delay, self, "names a checkpoint", self._append)
 
     def _append(self) -> None:
         try:
-            named = self._naming.append()
+            success = self._naming.append()
         except Damaged as error:
             self._refused(error)
             return
-        if named:
+        if success:
             self.end("done")
         else:
             self._world.schedule.after(RETRY_S, self, "looks again", self.look)

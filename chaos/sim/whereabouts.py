@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from holdfast.chaos.sim.batch_process import BatchDriver, TaskProcess
-from holdfast.chaos.sim.driver_process import DriverProcess
+from holdfast.chaos.sim.driver_process import SimulatedDriver
 from holdfast.chaos.sim.faults.points import RECORDS, Point, of_lane
 from holdfast.chaos.sim.worker_process import WorkerProcess
 from holdfast.checkpoint import append, coordinator
@@ -23,7 +23,7 @@ def of_task(task: TaskProcess) -> frozenset[Point]:
     return frozenset({Point.BATCH})
 
 
-def of_driver(driver: DriverProcess) -> frozenset[Point]:
+def of_driver(driver: SimulatedDriver) -> frozenset[Point]:
     """Return all points at which a driver is."""
     return _or_between(_driver_points(driver))
 
@@ -43,18 +43,18 @@ def _worker_points(worker: WorkerProcess) -> Iterator[Point]:
         yield Point.ALIGN
     if worker.writes_unflushed():
         yield Point.APPLY
-    if isinstance(worker.driver, DriverProcess) and worker.driver.decides and has_new_partitions(worker.driver):
+    if isinstance(worker.driver, SimulatedDriver) and worker.driver.decides and has_new_partitions(worker.driver):
         yield Point.PARTITIONS
 
 
-def has_new_partitions(driver: DriverProcess) -> bool:
+def has_new_partitions(driver: SimulatedDriver) -> bool:
     """Return whether the driver knows of a partition that no completed checkpoint has."""
     state = driver.loop.state
     deployed = state.deployed
     return deployed is not None and bool(unassigned(state, deployed))
 
 
-def _driver_points(driver: DriverProcess) -> Iterator[Point]:
+def _driver_points(driver: SimulatedDriver) -> Iterator[Point]:
     if not driver.decides:
         yield Point.RECOVER
         return

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Protocol
 
-from holdfast.chaos.sim.checks.aligned import Held
+from holdfast.chaos.sim.checks.aligned import HeldPartition
 from holdfast.chaos.sim.faults import points
 from holdfast.chaos.sim.faults.faults import Fault
 from holdfast.chaos.sim.faults.points import Point
@@ -260,11 +260,11 @@ class WorkerProcess(WorkerEnd):
             if self.loop.exited is not None:
                 self._leave(self.loop.exited)
                 return
-            worked = self.loop.turn()
+            is_busy = self.loop.turn()
             if (active := self.loop._active) is not None:
                 now, generation = self.ports.clock.monotonic(), active.deploy.generation
                 self._world.checks.aligned.turned(self.name, generation, now, _held_back(active))
-            if not worked:
+            if not is_busy:
                 idle = self.loop.idle_s()
                 self.wake(idle if idle < 0.05 else POLL_S)
                 return
@@ -302,10 +302,10 @@ class WorkerProcess(WorkerEnd):
         self._world.schedule.after(linger, self, "", lambda: self.end("the process ended"))
 
 
-def _held_back(active: Active) -> Iterator[Held]:
+def _held_back(active: Active) -> Iterator[HeldPartition]:
     """Yield the partitions that wait for others in event time."""
     for reading in active.run._readings:
         if not reading.caught_up() and active.run._is_held_back(reading):
             part = active.run._times[reading.fragment]._minimum.parts[reading.partition]
             unread = reading.opened.end_offsets()[reading.partition] > reading.offset
-            yield Held((reading.source, reading.partition), part, unread)
+            yield HeldPartition((reading.source, reading.partition), part, unread)

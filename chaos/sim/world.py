@@ -22,7 +22,7 @@ from functools import partial
 from holdfast.chaos.sim import whereabouts
 from holdfast.chaos.sim.batch_process import BatchDriver, Spark, TaskProcess
 from holdfast.chaos.sim.checks.checkers import Checks
-from holdfast.chaos.sim.driver_process import DriverProcess, RewindCommand
+from holdfast.chaos.sim.driver_process import RewindCommand, SimulatedDriver
 from holdfast.chaos.sim.faults.aims import Aim, Aiming
 from holdfast.chaos.sim.faults.damage import Damage
 from holdfast.chaos.sim.faults.draws import Chance
@@ -33,7 +33,7 @@ from holdfast.chaos.sim.jobs import evolving
 from holdfast.chaos.sim.jobs.arriving import ArrivingSource, batches_of
 from holdfast.chaos.sim.jobs.functions import Functions
 from holdfast.chaos.sim.jobs.tables import SharedTable
-from holdfast.chaos.sim.jobs.workload import Moment, RewindAsked, Scenario, plan_of, with_committers
+from holdfast.chaos.sim.jobs.workload import RewindAsked, Scenario, TimedFault, plan_of, with_committers
 from holdfast.chaos.sim.namings import NamingProcess
 from holdfast.chaos.sim.ports.disks import Disk
 from holdfast.chaos.sim.ports.images import SimulatedMachines
@@ -73,7 +73,7 @@ class World:
         self.schedule = Schedule()
         self.random = chance(random.Random(scenario.seed ^ 0x5EED), self.schedule)
         self.faults = Faults(scenario.armed, self.random, self.schedule, only)
-        self.drivers: list[DriverProcess] = []
+        self.drivers: list[SimulatedDriver] = []
         self.workers: list[WorkerProcess] = []
         self.tasks: list[TaskProcess] = []
         self.tasks_made = 0
@@ -139,7 +139,7 @@ class World:
             self.schedule.after(self.scenario.appears[partition], None, f"PARTITION {partition} IS ADDED", lambda: None)
         if self.scenario.aims:
             aiming = Aiming(self.scenario.aims, self.points_of, self._strike_aimed)
-            self.schedule.watch = lambda process: aiming.look(process, isinstance(process, DriverProcess))
+            self.schedule.watch = lambda process: aiming.look(process, isinstance(process, SimulatedDriver))
         self.schedule.after(self.scenario.heal_at, None, "THE WORLD HEALS", self._heal)
 
     def over(self) -> bool:
@@ -195,7 +195,7 @@ class World:
         there = self.scenario.sources_at(self.elapsed)
         return {name: {p: ends[p] for p in partitions} for name, partitions in there.items()}
 
-    def new_worker(self, driver: DriverProcess, launch: int) -> WorkerProcess:
+    def new_worker(self, driver: SimulatedDriver, launch: int) -> WorkerProcess:
         """Return a process that a driver launched, not yet started."""
         worker = WorkerProcess(self, f"w{len(self.workers) + 1}", driver, launch, self.plan_of(driver.owner))
         self.workers.append(worker)
@@ -221,7 +221,7 @@ class World:
 
     def generation_of(self, process: Process) -> Generation:
         """Return the generation of a process."""
-        assert isinstance(process, WorkerProcess | DriverProcess | TaskProcess)
+        assert isinstance(process, WorkerProcess | SimulatedDriver | TaskProcess)
         return process.generation
 
     def points_of(self, process: Process) -> frozenset[Point]:
@@ -230,7 +230,7 @@ class World:
             return whereabouts.of_worker(process)
         if isinstance(process, TaskProcess):
             return whereabouts.of_task(process)
-        return whereabouts.of_driver(process) if isinstance(process, DriverProcess) else frozenset({Point.BETWEEN})
+        return whereabouts.of_driver(process) if isinstance(process, SimulatedDriver) else frozenset({Point.BETWEEN})
 
     def hit(self, fault: Fault, at: Iterable[Point]) -> None:
         """A process that was assigned this fault ends at these points."""
@@ -278,7 +278,7 @@ class World:
     def _start_driver(self, rewind_command: RewindCommand | None = None) -> None:
         name, modes = f"d{len(self.drivers) + 1}", self.scenario.batches
         in_batches = modes[len(self.drivers) % len(modes)] and rewind_command is None
-        driver = BatchDriver(self, name) if in_batches else DriverProcess(self, name, rewind_command)
+        driver = BatchDriver(self, name) if in_batches else SimulatedDriver(self, name, rewind_command)
         self.drivers.append(driver)
         self._doom(driver, Fault.DRIVER_CRASH)
         self.schedule.after(self.random.uniform(0.0, 0.2), driver, "starts", driver.start)
@@ -288,20 +288,20 @@ class World:
         if self.faults.strikes(fault, tuple, process.name):
             process.crash_at = int(math.exp(self.random.uniform(0.0, math.log(CALLS_MAX))))
 
-    def _strike(self, moment: Moment, strike: Strike) -> None:
+    def _strike(self, moment: TimedFault, strike: Strike) -> None:
         if moment.fault in OUTAGES and not self.faults.healed:
             self._go_down(moment, strike)
         else:
             self._strike_process(moment, strike)
 
-    def _go_down(self, moment: Moment, strike: Strike) -> None:
+    def _go_down(self, moment: TimedFault, strike: Strike) -> None:
         if not self.faults.struck(strike, ()):
             return
         self.faults.outage(moment.fault, begins=True)
         self.schedule.journal.say("world", f"{moment.fault} ({moment.seconds} s)")
         self._later(moment.seconds, lambda: self.faults.outage(moment.fault, begins=False))
 
-    def _strike_process(self, moment: Moment, strike: Strike) -> None:
+    def _strike_process(self, moment: TimedFault, strike: Strike) -> None:
         at_driver = moment.fault.name.startswith("DRIVER")
         tasks = [] if moment.fault is Fault.STREAM_SILENT else self.tasks
         among: list[Process] = [*self.drivers] if at_driver else [*self.workers, *tasks]
@@ -312,12 +312,12 @@ class World:
 
     def _strike_aimed(self, number: int, aim: Aim, victim: Process) -> None:
         if not self.faults.healed and victim.alive and not victim.paused:
-            moment = Moment(self.elapsed, aim.fault, aim.seconds)
+            moment = TimedFault(self.elapsed, aim.fault, aim.seconds)
             self._strike_at(moment, Strike(aim.fault, "aimed", number), victim)
 
-    def _strike_at(self, moment: Moment, strike: Strike, victim: Process) -> None:
-        struck = self._struck_with(moment.fault, victim)
-        at = frozenset(point for process in struck for point in self.points_of(process))
+    def _strike_at(self, moment: TimedFault, strike: Strike, victim: Process) -> None:
+        victims = self._struck_with(moment.fault, victim)
+        at = frozenset(point for process in victims for point in self.points_of(process))
         if not self.faults.struck(strike, at):
             return
         self._fails_again(moment.fault, at)
@@ -325,7 +325,7 @@ class World:
             case Fault.WORKER_KILLED | Fault.DRIVER_KILLED | Fault.RESCALED:
                 victim.end("killed")
             case Fault.DAEMON_KILLED | Fault.POWER_LOST:
-                self._end_all(struck, moment.fault)
+                self._end_all(victims, moment.fault)
             case Fault.WORKER_PAUSED | Fault.DRIVER_PAUSED:
                 self.schedule.pause(victim)
                 self._later(moment.seconds, lambda: self.schedule.resume(victim))

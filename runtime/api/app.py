@@ -29,7 +29,7 @@ from holdfast.runtime.plan.source import Source, not_a_source
 from holdfast.runtime.plan.targets import refuse_own_output
 from holdfast.runtime.plan.topic import with_changelog
 from holdfast.runtime.rows.dead_letters import DEAD_LETTERS, DLQ
-from holdfast.runtime.rows.expressions import Column, check_column_name, unknown_column
+from holdfast.runtime.rows.expressions import ProjectedColumn, check_column_name, unknown_column
 from holdfast.runtime.rows.row_types import RowsOf, T
 from holdfast.runtime.rows.schema import fits, in_stream, renamed
 from holdfast.runtime.sources.connector import (
@@ -97,12 +97,12 @@ class App:
         self.name = check_name(name, "app")
         duration_ms(checkpoint_every, f"app {name!r} at {position()}: checkpoint_every")
         given = ("parallelism", parallelism, 1, None), ("standbys", standbys, 0, None)
-        for called, value, least, most in (*given, ("key_groups", key_groups, 1, KEY_GROUPS_MAX)):
+        for parameter, value, least, most in (*given, ("key_groups", key_groups, 1, KEY_GROUPS_MAX)):
             if value is None:
                 continue
             if not isinstance(value, int) or value < least or (most is not None and value > most):
                 raise ConfigError(
-                    f"app {name!r}: {called} is {value!r}",
+                    f"app {name!r}: {parameter} is {value!r}",
                     not_done="the app was not created",
                     next_step=f"give a whole number of at least {least}" + (f" and at most {most}" if most else ""),
                 )
@@ -252,11 +252,11 @@ class App:
         """Add a source to the graph."""
         source = checked_source(source_of(source), where)
         names = in_stream(source.row_type)
-        read = renamed(source.schema, names)
-        check_columns(read, where)
-        schema = read
-        time, computed = event_time_of(times.event_time, schema, where)
-        schema = schema if computed is None else schema.append(computed.field)
+        source_schema = renamed(source.schema, names)
+        check_columns(source_schema, where)
+        schema = source_schema
+        time, time_column = event_time_of(times.event_time, schema, where)
+        schema = schema if time_column is None else schema.append(time_column.field)
         check_time_arguments(time, times.out_of_orderness, times.watermark, where)
         has_dlq = self.dlq is not None
         policy = checked_policy(on_error or ("dlq" if has_dlq else "fail"), where, has_dlq)
@@ -267,8 +267,8 @@ class App:
             _disorder_ms(times.out_of_orderness, where),
             duration_ms(times.idle_after, f"{where}: idle_after"),
             policy,
-            _partitioned_by(source, partitioned_by, read, where),
-            computed,
+            _partitioned_by(source, partitioned_by, source_schema, where),
+            time_column,
             None if times.watermark is None else watermark_of(times.watermark, schema, where),
         )
         row_type = source.row_type if fits(source.row_type, schema) else None
@@ -344,7 +344,9 @@ def _partitioned_by(source: Source, given: Sequence[str] | None, schema: pa.Sche
     return columns
 
 
-def event_time_of(given: str | pl.Expr | None, schema: pa.Schema, where: str) -> tuple[str | None, Column | None]:
+def event_time_of(
+    given: str | pl.Expr | None, schema: pa.Schema, where: str
+) -> tuple[str | None, ProjectedColumn | None]:
     """Return the name of the event time column, and the column if it is computed.
 
     Raises:

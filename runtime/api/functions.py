@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from holdfast.errors import ConfigError
 from holdfast.runtime.operators.call import Call, How
-from holdfast.runtime.operators.check import Check
+from holdfast.runtime.operators.check import SchemaCheck
 from holdfast.runtime.rows.dead_letters import OnError
 from holdfast.runtime.rows.expressions import Use, check_column_name
 from holdfast.runtime.rows.forms import name_of
@@ -53,18 +53,20 @@ def call_of(
     on_error = checked_policy(on_error, str(use), has_dlq)
     if not callable(function) or isinstance(function, type):
         raise refused(use, f"{function!r} is not a function", f"give a function: .{how}(lambda r: ...)")
-    called = name_of(function)
+    function_name = name_of(function)
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-        raise refused(use, f"{called} is asynchronous and would not be awaited", "write a plain function")
+        raise refused(use, f"{function_name} is asynchronous and would not be awaited", "write a plain function")
     if how != "flat_map" and inspect.isgeneratorfunction(function):
-        raise refused(use, f"{called} yields rows", "use .flat_map(...) for a function that returns any number of rows")
-    _check_signature(function, called, how, use)
+        raise refused(
+            use, f"{function_name} yields rows", "use .flat_map(...) for a function that returns any number of rows"
+        )
+    _check_signature(function, function_name, how, use)
     if how != "map_batches":
         if row_type is not None and (why := misfit(row_type, schema.names)) is not None:
             raise refused(use, why, "put .select(...) before the function, which then receives hf.Row")
         if (why := unreadable(schema)) is not None:
             raise refused(use, why, "cast it to microseconds first, or use .map_batches(...)")
-    operator = name = f"{how} {called}"
+    operator = name = f"{how} {function_name}"
     number = 1
     while operator in taken:
         number += 1
@@ -112,7 +114,7 @@ def row_schema(to: Any, use: Use) -> tuple[pa.Schema, type | None]:
 
 def checked_as(
     given: pa.Schema, wanted: pa.Schema, upsert_key: tuple[str, ...] | None, use: Use, row_type: type | None = None
-) -> tuple[Check, pa.Schema]:
+) -> tuple[SchemaCheck, pa.Schema]:
     """Return the step that gives a stream the columns of `wanted`, and the resulting schema.
 
     Names and types must agree; the order becomes that of `wanted`. A nullable column that must become non-null is
@@ -127,7 +129,7 @@ def checked_as(
         raise refused(use, f"the columns differ: {difference}", next_step)
     not_null = tuple(field.name for field in wanted if not field.nullable and given.field(field.name).nullable)
     fields = [field if upsert_key is None else given.field(field.name) for field in wanted]
-    return Check(not_null, use, row_type), pa.schema(fields)
+    return SchemaCheck(not_null, use, row_type), pa.schema(fields)
 
 
 def united(schemas: list[pa.Schema], use: Use) -> pa.Schema:
@@ -161,11 +163,11 @@ def _check_signature(function: Any, called: str, how: How, use: Use) -> None:
     try:
         signature.bind(None)
     except TypeError as error:
-        given = "batch" if how == "map_batches" else "row"
+        argument = "batch" if how == "map_batches" else "row"
         raise refused(
             use,
-            f"{called}{signature} cannot be called with one argument, the {given}: {error}",
-            f"let it take the {given} alone",
+            f"{called}{signature} cannot be called with one argument, the {argument}: {error}",
+            f"let it take the {argument} alone",
         ) from error
 
 

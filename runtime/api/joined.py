@@ -9,11 +9,11 @@ import pyarrow as pa
 from holdfast.arguments import position
 from holdfast.errors import ConfigError
 from holdfast.runtime.operators.joins.join import OUTER, Join, late_schema
-from holdfast.runtime.operators.side import LATE, Side
+from holdfast.runtime.operators.side import LATE, SideOutput
 from holdfast.runtime.plan.graph import Graph, Node, check_name, refused
 from holdfast.runtime.rows.expressions import unknown_column
 from holdfast.runtime.rows.kept_columns import kept_column
-from holdfast.runtime.time.join_bounds import LEFT, RIGHT, Between, Bound, SameWindow
+from holdfast.runtime.time.join_bounds import LEFT, RIGHT, Between, JoinBound, SameWindow
 from holdfast.runtime.time.windows import TIME, WINDOW_END, WINDOW_START, Windows
 from holdfast.state.keys.batch import KeyType
 
@@ -42,7 +42,7 @@ def joined(
     where = f"join {name!r} on stream {nodes[LEFT].stream!r} at {position()}"
     if how not in OUTER:
         raise refused(f"{where}: how={how!r} is unknown", f"use one of {', '.join(map(repr, OUTER))}")
-    bound = _bound(within, window, where)
+    time_bound = _bound(within, window, where)
     times = (_time_of(nodes[LEFT], LEFT, where), _time_of(nodes[RIGHT], RIGHT, where))
     keys = _keys(nodes, on, where)
     names, fields = _columns(nodes, keys, how, suffix, where)
@@ -51,17 +51,17 @@ def joined(
     twice = [field.name for field in fields if [each.name for each in fields].count(field.name) > 1]
     if twice:
         raise refused(f"{where}: the result would have two columns {twice[0]!r}", "rename one, or give another suffix")
-    step = Join(graph.claim(name, "operator"), keys, times, bound, how, names)
+    step = Join(graph.claim(name, "operator"), keys, times, time_bound, how, names)
     time = {"right": dict(names[RIGHT])[times[RIGHT]], "full": None}.get(how, times[LEFT])
     return graph.add(step, nodes[LEFT], step.operator, pa.schema(fields), others=(nodes[RIGHT],), event_time=time)
 
 
 def late_of(graph: Graph, node: Node) -> Node:
     """Add the rows of both inputs that arrived too late for a join."""
-    return graph.add(Side(LATE), node, node.stream, late_schema(node.schema))
+    return graph.add(SideOutput(LATE), node, node.stream, late_schema(node.schema))
 
 
-def _bound(within: object, window: object, where: str) -> Bound:
+def _bound(within: object, window: object, where: str) -> JoinBound:
     if (within is None) == (window is None):
         given = "both within= and window= are given" if within is not None else "nothing bounds the state"
         raise refused(f"{where}: {given}; a join keeps rows for as long as a partner may come", _BOUND)

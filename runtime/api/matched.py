@@ -19,11 +19,11 @@ import pyarrow as pa
 from holdfast.arguments import position
 from holdfast.errors import ConfigError
 from holdfast.runtime.api.functions import checked_policy, refused, row_schema
-from holdfast.runtime.operators.patterns.automaton import SKIPS, Automaton, Stage
-from holdfast.runtime.operators.patterns.conditions import Condition
+from holdfast.runtime.operators.patterns.automaton import SKIPS, Automaton, PatternStage
+from holdfast.runtime.operators.patterns.conditions import PatternCondition
 from holdfast.runtime.operators.patterns.kept import KEPT, RESERVED
 from holdfast.runtime.operators.patterns.match import Match
-from holdfast.runtime.operators.patterns.results import Result, Taken
+from holdfast.runtime.operators.patterns.results import ColumnOrigin, MatchResult
 from holdfast.runtime.plan.graph import Graph, Node, check_name
 from holdfast.runtime.rows.expressions import Use, predicate_of, unknown_column
 from holdfast.runtime.rows.kept_columns import kept_column
@@ -77,16 +77,16 @@ def matched(
     schema, row_type = row_schema(to, use)
     result = replace(_result(node, automaton, keys, time, schema, select, use), to=row_type)
     columns = _columns(node, keys, time, conditions, result, use)
-    timed = time in schema.names and schema.field(time) == node.schema.field(time)
-    delayed = timed and select is not None
+    has_time = time in schema.names and schema.field(time) == node.schema.field(time)
+    delayed = has_time and select is not None
     claimed, kind = graph.claim(name, "operator"), node.row_type
     step = Match(claimed, keys, time, columns, automaton, conditions, kind, result, delayed, policy, use)
-    return graph.add(step, node, claimed, schema, row_type=row_type, event_time=time if timed else None)
+    return graph.add(step, node, claimed, schema, row_type=row_type, event_time=time if has_time else None)
 
 
-def _conditions(node: Node, pattern: Pattern, use: Use) -> tuple[Condition, ...]:
+def _conditions(node: Node, pattern: Pattern, use: Use) -> tuple[PatternCondition, ...]:
     return tuple(
-        Condition(
+        PatternCondition(
             step.name,
             tuple(predicate_of(each, node.schema, use) for each in step.where if isinstance(each, pl.Expr)),
             tuple((each, bool(takes_matches(each))) for each in step.where if not isinstance(each, pl.Expr)),
@@ -96,7 +96,12 @@ def _conditions(node: Node, pattern: Pattern, use: Use) -> tuple[Condition, ...]
 
 
 def _columns(
-    node: Node, keys: tuple[str, ...], time: str, conditions: tuple[Condition, ...], result: Result, use: Use
+    node: Node,
+    keys: tuple[str, ...],
+    time: str,
+    conditions: tuple[PatternCondition, ...],
+    result: MatchResult,
+    use: Use,
 ) -> tuple[str, ...]:
     """Return the columns of rows to keep: all if functions see them, else those that results are made of."""
     columns = tuple(node.schema.names)
@@ -151,13 +156,13 @@ def _keys(node: Node, key: str | Sequence[str], use: Use) -> tuple[str, ...]:
 
 
 def _automaton(pattern: Pattern, within_us: int, skip: str, partials_max: int, alike: bool) -> Automaton:
-    stages, guards = list[Stage](), list[int]()
+    stages, guards = list[PatternStage](), list[int]()
     for number, step in enumerate(pattern.steps):
         if step.how == NOT_FOLLOWED_BY:
             guards.append(number)
             continue
         strict = step.how == THEN
-        stages.append(Stage(step.name, number, strict, step.least, step.most, step.consecutive, tuple(guards)))
+        stages.append(PatternStage(step.name, number, strict, step.least, step.most, step.consecutive, tuple(guards)))
         guards.clear()
     assert pattern.steps[0].how == FIRST
     return Automaton(tuple(stages), tuple(guards), within_us, skip, partials_max, alike)
@@ -178,15 +183,15 @@ def _result(
     schema: pa.Schema,
     select: Callable[[Any], Any] | None,
     use: Use,
-) -> Result:
+) -> MatchResult:
     if select is not None:
         if not callable(select) or inspect.iscoroutinefunction(select):
             raise refused(use, f"select={select!r} is not a function", "give one of the match: select=lambda m: ...")
-        return Result((), select)
-    found: list[Taken | None] = []
+        return MatchResult((), select)
+    origins: list[ColumnOrigin | None] = []
     for field in schema:
-        taken = _taken(field.name, node, automaton, keys, time, use)
-        source = node.schema.field(time if taken is None else taken.column)
+        origin = _taken(field.name, node, automaton, keys, time, use)
+        source = node.schema.field(time if origin is None else origin.column)
         if source.type != field.type or (source.nullable and not field.nullable):
             given = f"{source.type}{' or null' if source.nullable else ''}"
             raise refused(
@@ -194,14 +199,16 @@ def _result(
                 f"{field.name!r} of the result is {field.type}, and {source.name!r} is {given}",
                 "give the field that type, or make the row with select=lambda m: ...",
             )
-        found.append(taken)
-    return Result(tuple(found), None)
+        origins.append(origin)
+    return MatchResult(tuple(origins), None)
 
 
-def _taken(name: str, node: Node, automaton: Automaton, keys: tuple[str, ...], time: str, use: Use) -> Taken | None:
+def _taken(
+    name: str, node: Node, automaton: Automaton, keys: tuple[str, ...], time: str, use: Use
+) -> ColumnOrigin | None:
     """Return the value of a field of the result; None: the time of the match."""
     if name in keys:
-        return Taken(None, name)
+        return ColumnOrigin(None, name)
     if name == time:
         return None
     fitting = [
@@ -224,4 +231,4 @@ def _taken(name: str, node: Node, automaton: Automaton, keys: tuple[str, ...], t
             f"{name!r} of the result is of step {automaton.stages[number].name!r}, which takes several rows",
             "make the row with a function: select=lambda m: ..., where the step is a tuple of rows",
         )
-    return Taken(number, column)
+    return ColumnOrigin(number, column)

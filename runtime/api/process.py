@@ -15,8 +15,8 @@ from holdfast.runtime.api.functions import checked_policy, refused, row_schema
 from holdfast.runtime.functions.users.keyed_process import EVENT, Declaration, declared_by, refusal_of
 from holdfast.runtime.operators.contract import MAIN
 from holdfast.runtime.operators.process.batches import ProcessBatches
-from holdfast.runtime.operators.process.operator import Process
-from holdfast.runtime.operators.side import Side
+from holdfast.runtime.operators.process.operator import ProcessRecords
+from holdfast.runtime.operators.side import SideOutput
 from holdfast.runtime.plan.graph import Graph, Node
 from holdfast.runtime.plan.graph import refused as refused_at
 from holdfast.runtime.rows.dead_letters import OnError
@@ -35,7 +35,7 @@ def process_of(
     to: Any,
     sides: Mapping[str, Any] | None,
     on_error: object,
-) -> tuple[Process, tuple[pa.Schema, type | None]]:
+) -> tuple[ProcessRecords, tuple[pa.Schema, type | None]]:
     """Check the arguments of `.process(...)`; return the step, and the columns and class of its rows.
 
     Raises:
@@ -43,21 +43,23 @@ def process_of(
     """
     use = Use("process", position(), node.stream)
     policy = _checked(graph, node, keys, process, on_error, use)
-    declared = declared_by(process)
+    declaration = declared_by(process)
     if node.row_type is not None and (why := misfit(node.row_type, node.schema.names)) is not None:
         raise refused(use, why, "put .select(...) before key_by; the function then receives hf.Row")
     if (why := unreadable(node.schema)) is not None:
         raise refused(use, why, "cast it to microseconds first")
-    _check_clocks(node, declared, use)
-    described = {side: row_schema(each, use) for side, each in (sides or {}).items()}
-    given = {side: schema for side, (schema, _) in described.items()}
-    for side in given:
+    _check_clocks(node, declaration, use)
+    side_rows = {side: row_schema(each, use) for side, each in (sides or {}).items()}
+    side_schemas = {side: schema for side, (schema, _) in side_rows.items()}
+    for side in side_schemas:
         if not side.isidentifier() or side == MAIN:
             raise refused(use, f"a side cannot be called {side!r}", "give it another name")
     gives = row_schema(to, use)
     columns, claimed = tuple(node.schema.names), graph.claim(name, "operator")
-    types = {MAIN: gives[1], **{side: row_type for side, (_, row_type) in described.items()}}
-    step = Process(claimed, keys, columns, process, policy, use, node.row_type, node.event_time, given, types)
+    types = {MAIN: gives[1], **{side: row_type for side, (_, row_type) in side_rows.items()}}
+    step = ProcessRecords(
+        claimed, keys, columns, process, policy, use, node.row_type, node.event_time, side_schemas, types
+    )
     return step, gives
 
 
@@ -83,7 +85,9 @@ def batches_of(
     return ProcessBatches(claimed, keys, columns, process, policy, use), gives
 
 
-def processed(graph: Graph, node: Node, step: Process | ProcessBatches, gives: tuple[pa.Schema, type | None]) -> Node:
+def processed(
+    graph: Graph, node: Node, step: ProcessRecords | ProcessBatches, gives: tuple[pa.Schema, type | None]
+) -> Node:
     """Add a keyed function to the graph."""
     schema, row_type = gives
     time = node.event_time
@@ -98,14 +102,14 @@ def side_of(graph: Graph, node: Node, name: object) -> Node:
         ConfigError: the function has no such side.
     """
     step = node.kind
-    assert isinstance(step, Process)
+    assert isinstance(step, ProcessRecords)
     if name not in step.sides:
         raise refused_at(
             f"side {name!r} of {step.operator!r} at {position()}: the function has "
             f"{', '.join(map(repr, step.sides)) or 'no sides'}",
             "name it in .process(..., sides={name: Out})",
         )
-    return graph.add(Side(str(name)), node, node.stream, step.sides[str(name)])
+    return graph.add(SideOutput(str(name)), node, node.stream, step.sides[str(name)])
 
 
 def _checked(

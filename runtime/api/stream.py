@@ -39,7 +39,7 @@ from holdfast.runtime.operators.sink import SinkStep
 from holdfast.runtime.operators.union import Union
 from holdfast.runtime.plan.drawing import columns_text as schema_text
 from holdfast.runtime.plan.graph import NOT_GIVEN, Graph, Node, check_name, refused
-from holdfast.runtime.rows.expressions import Column, Use, columns_of, predicate_of, unknown_column
+from holdfast.runtime.rows.expressions import ProjectedColumn, Use, columns_of, predicate_of, unknown_column
 from holdfast.runtime.rows.row_types import ArrowSchema, R, Row, T
 from holdfast.runtime.rows.schema import aliases_of, renamed
 from holdfast.runtime.sources.connector import Connector, sink_of
@@ -104,14 +104,14 @@ class Stream(Generic[T]):
             return self._call("filter", predicate, (self.schema, self._node.row_type), on_error)
         if on_error != "fail":
             raise refused(f"{use}: on_error is for Python functions only", "leave it out")
-        checked = predicate_of(predicate, self.schema, use)
+        condition = predicate_of(predicate, self.schema, use)
         schema = self.schema
         if self.upsert_key is not None:
             # Rows that no longer pass continue as deletes, with nothing but their key.
             # The event time of a table's version stays, so that its delete has one.
             kept = {*self.upsert_key, self._node.event_time}
             schema = pa.schema([f if f.name in kept else f.with_nullable(True) for f in schema])
-        step = Filter(checked, use, None if self.upsert_key is None else self._node.event_time)
+        step = Filter(condition, use, None if self.upsert_key is None else self._node.event_time)
         return self._then(step, schema, self._node.row_type, self._node.event_time)
 
     def select(self, *columns: Any, **named: Any) -> Stream[Row]:
@@ -123,7 +123,7 @@ class Stream(Generic[T]):
         """Add columns, or replace those of the same name."""
         use = self._use("with_columns")
         given = {column.name: column for column in columns_of(columns, named, self.schema, use)}
-        kept = {field.name: Column(field.name, pl.col(field.name), field, field.name) for field in self.schema}
+        kept = {field.name: ProjectedColumn(field.name, pl.col(field.name), field, field.name) for field in self.schema}
         return self._project(tuple((kept | given).values()), use)
 
     @checked(".map", "(fn, to=Out)")
@@ -200,12 +200,12 @@ class Stream(Generic[T]):
 
         One subtask takes all the rows; `.key_by(...).window(...)` spreads them by key. See `Keyed.window`.
         """
-        marked = self
+        stream = self
         if self.upsert_key is None:
-            mark = Column(EVERYTHING.name, pl.lit(0, pl.Int64), EVERYTHING, None)
-            columns = [Column(field.name, pl.col(field.name), field, field.name) for field in self.schema]
-            marked = self._project((*columns, mark), self._use("window"))
-        node = marked._node
+            mark = ProjectedColumn(EVERYTHING.name, pl.lit(0, pl.Int64), EVERYTHING, None)
+            columns = [ProjectedColumn(field.name, pl.col(field.name), field, field.name) for field in self.schema]
+            stream = self._project((*columns, mark), self._use("window"))
+        node = stream._node
         return Windowed(self._graph, node, grouping_of(node, (EVERYTHING.name,), window, allowed_lateness))
 
     @checked(".join", '("name", other, on="user", within=hf.between("0s", "1h"))')
@@ -329,11 +329,11 @@ class Stream(Generic[T]):
                 'of a stream: .to_table("queries", key="query")',
             )
         node = searched(self._graph, (self._node, queries._node), name, on, terms or {}, closed, suffix)
-        found: Stream[Any] = Stream(self._graph, node)
+        matches: Stream[Any] = Stream(self._graph, node)
         if to is None:
-            return found
+            return matches
         wanted = row_schema(to, self._use("search"))[0].names
-        return found.select(*(each for each in wanted if each in found.schema.names)).as_(to)
+        return matches.select(*(each for each in wanted if each in matches.schema.names)).as_(to)
 
     @checked(".to_table", '("customers", key="customer")')
     def to_table(self, name: str = NOT_GIVEN, *, key: str | Sequence[str]) -> Table:
@@ -435,20 +435,20 @@ class Stream(Generic[T]):
                 f"sink {name!r} at {position()}: {what}",
                 'give one, for example hf.SQLite("out.db", table="hot", key=["auction"])',
             )
-        checked, names = self._graph.claim(name, "sink"), aliases_of(self._node.row_type)
+        sink_name, names = self._graph.claim(name, "sink"), aliases_of(self._node.row_type)
         schema = renamed(self.schema, names)
         key = None if self.upsert_key is None else tuple(names.get(each, each) for each in self.upsert_key)
         try:
             sink.check(schema, key)
         except HoldfastError as error:
-            del self._graph.names[checked]
+            del self._graph.names[sink_name]
             raise ConfigError(
                 f"sink {name!r} at {position()} does not fit its stream: {error.what}",
                 not_done="the job was not planned",
                 next_step=error.next_step,
             ) from error
-        self._graph.sinks[checked] = sink
-        step = SinkStep(checked, tuple((alias, name) for name, alias in names.items()))
+        self._graph.sinks[sink_name] = sink
+        step = SinkStep(sink_name, tuple((alias, name) for name, alias in names.items()))
         self._graph.add(step, self._node, self._node.stream, schema, key)
 
     @checked(".show", "(10)")
@@ -502,7 +502,7 @@ class Stream(Generic[T]):
         kept = time is not None and time in schema.names and schema.field(time) == self.schema.field(time)
         return time if kept else None
 
-    def _project(self, columns: tuple[Column, ...], use: Use) -> Stream:
+    def _project(self, columns: tuple[ProjectedColumn, ...], use: Use) -> Stream:
         passed = {column.name: column.passes for column in columns}
         for name in self.upsert_key or ():
             if passed.get(name) != name:
@@ -563,7 +563,7 @@ class Keyed:
                 "and aggregates over replaced rows are not supported",
                 "aggregate the stream that comes before this one, with the other key",
             )
-        kept = checked_keep(emit, keep, self._node.schema, where)
+        kept_columns = checked_keep(emit, keep, self._node.schema, where)
         if not aggregates:
             raise refused(f"{where}: no aggregate is given", "give at least one, for example rows=hf.count()")
         schema = self._node.schema
@@ -574,20 +574,20 @@ class Keyed:
         for aggregation in bounds:
             if aggregation.result.name in self._keys:
                 raise refused(f"{where}: {aggregation.result.name!r} is also a key column", "rename the aggregate")
-            if aggregation.result.name in kept:
+            if aggregation.result.name in kept_columns:
                 raise refused(f"{where}: {aggregation.result.name!r} is also in keep=", "rename the aggregate")
             if emit == "each" and aggregation.kind.calls:
                 refuse_own(aggregation, where, 'emit="each"')
-        checked = self._graph.claim(name, "operator")
-        kept = tuple(column for column in dict.fromkeys(kept) if column not in self._keys)
-        names = self._keys if emit == "changes" else (*self._keys, *kept)
+        operator = self._graph.claim(name, "operator")
+        kept_columns = tuple(column for column in dict.fromkeys(kept_columns) if column not in self._keys)
+        names = self._keys if emit == "changes" else (*self._keys, *kept_columns)
         rows = pa.schema([*(schema.field(name) for name in names), *(aggregation.result for aggregation in bounds)])
         if emit == "changes":
-            aggregate = Aggregate(checked, self._keys, bounds)
-            return Stream(self._graph, self._graph.add(aggregate, self._node, checked, rows, self._keys))
+            aggregate = Aggregate(operator, self._keys, bounds)
+            return Stream(self._graph, self._graph.add(aggregate, self._node, operator, rows, self._keys))
         time = self._node.event_time if self._node.event_time in names else None
-        running = RunningAggregate(checked, self._keys, bounds, kept)
-        return Stream(self._graph, self._graph.add(running, self._node, checked, rows, event_time=time))
+        running = RunningAggregate(operator, self._keys, bounds, kept_columns)
+        return Stream(self._graph, self._graph.add(running, self._node, operator, rows, event_time=time))
 
     @checked(".dedup", '("unique", within="10m")')
     def dedup(self, name: str = NOT_GIVEN, *, within: Duration = NOT_GIVEN) -> TimedStream:
@@ -796,7 +796,7 @@ class UnkeyedStream(TimedStream):
 def _without_mark(graph: Graph, node: Node, upsert_key: tuple[str, ...] | None) -> Node:
     """Remove the column by which all rows have one key."""
     fields = [field for field in node.schema if field.name != EVERYTHING.name]
-    columns = tuple(Column(field.name, pl.col(field.name), field, field.name) for field in fields)
+    columns = tuple(ProjectedColumn(field.name, pl.col(field.name), field, field.name) for field in fields)
     step = Project(columns, Use("window", position(), node.stream))
     return graph.add(step, node, node.stream, pa.schema(fields), upsert_key, event_time=node.event_time)
 

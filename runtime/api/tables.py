@@ -18,9 +18,9 @@ from holdfast.runtime.functions.aggregation import (
     refuse_unnamed,
 )
 from holdfast.runtime.operators.joins.join import OUTER
-from holdfast.runtime.operators.tables.changes import Changes
+from holdfast.runtime.operators.tables.changes import TableChanges
 from holdfast.runtime.operators.tables.foreign import ForeignJoin, Matches
-from holdfast.runtime.operators.tables.group import PARTS, SUMMED, Group
+from holdfast.runtime.operators.tables.group import PARTS, SUMMED, GroupAggregate
 from holdfast.runtime.operators.tables.join import TableJoin
 from holdfast.runtime.operators.tables.latest import LatestLookup
 from holdfast.runtime.operators.tables.lookup import ROWS, TABLE, Lookup
@@ -85,16 +85,16 @@ def converted(graph: Graph, node: Node, name: str, key: object) -> Node:
     where = f"to_table {name!r} on stream {node.stream!r} at {position()}"
     keys = _key_of(node.schema, key, where)
     if node.upsert_key is None:
-        made = table_of(graph, node, name, keys, None, where)
+        table = table_of(graph, node, name, keys, None, where)
     elif set(node.upsert_key) != set(keys):
         raise refused(
             f"{where}: its rows replace each other by {', '.join(node.upsert_key)}, not by {', '.join(keys)}",
             f"give key={list(node.upsert_key)}; to_changes() returns the changes as rows that are never replaced",
         )
     else:
-        made = node
+        table = node
     graph.claim(name, "table")
-    return made
+    return table
 
 
 def changes_of(graph: Graph, node: Node) -> Node:
@@ -105,7 +105,7 @@ def changes_of(graph: Graph, node: Node) -> Node:
             "rename it with .select(...) before the table",
         )
     schema = pa.schema([DELETED, *node.schema])
-    return graph.add(Changes(DELETED.name), node, node.stream, schema, event_time=node.event_time)
+    return graph.add(TableChanges(DELETED.name), node, node.stream, schema, event_time=node.event_time)
 
 
 def looked_up(graph: Graph, nodes: tuple[Node, Node], name: str, on: object, as_of: str, how: str, suffix: str) -> Node:
@@ -176,11 +176,11 @@ def searched(
     names, fields = _columns(nodes, pairs, "inner", suffix, where)
     keys, table_keys = tuple(ours for ours, _ in pairs), tuple(theirs for _, theirs in pairs)
     _key_of(table.schema, table_keys, where)
-    kept = tuple(_terms(nodes, terms, CLOSED[closed], {*key, *table_keys}, where))
+    query_terms = tuple(_terms(nodes, terms, CLOSED[closed], {*key, *table_keys}, where))
     operator = graph.claim(name, "operator")
     changes = Retractions(graph.claim(f"{name}-queries", "operator"), key)
     weighed = graph.add(changes, table, table.stream, pa.schema([*table.schema, WEIGHT]))
-    step = Search(operator, keys, table_keys, "inner", names, key, kept)
+    step = Search(operator, keys, table_keys, "inner", names, key, query_terms)
     return graph.add(step, rows, operator, pa.schema(fields), others=(weighed,), event_time=rows.event_time)
 
 
@@ -213,11 +213,11 @@ def grouped(
         _check_kept(node.schema.field(column), "table", where)
     operator = graph.claim(name, "operator")
     rows = Retractions(graph.claim(f"{name}-rows", "operator"), node.upsert_key)
-    weighed = graph.add(rows, node, node.stream, pa.schema([*node.schema, WEIGHT]))
+    retractions = graph.add(rows, node, node.stream, pa.schema([*node.schema, WEIGHT]))
     inputs = tuple(_summed(each, node.schema) for each in bounds)
     # Groups that become empty continue as deletes, with nothing but their key.
     fields = [*(node.schema.field(key) for key in keys), *(each.result.with_nullable(True) for each in bounds)]
-    return graph.add(Group(operator, keys, bounds, inputs), weighed, operator, pa.schema(fields), keys)
+    return graph.add(GroupAggregate(operator, keys, bounds, inputs), retractions, operator, pa.schema(fields), keys)
 
 
 def joined_tables(graph: Graph, nodes: tuple[Node, Node], name: str, on: object, how: str, suffix: str) -> Node:
@@ -263,11 +263,11 @@ def _matches(
 ) -> Node:
     """Add a table by the key of the left one, with the row of the right one that each row refers to."""
     left, right = nodes
-    key, shown = left.upsert_key or (), {each for _, each in names}
+    key, output_names = left.upsert_key or (), {each for _, each in names}
     rows = Retractions(graph.claim(f"{name}-rows", "operator"), key)
     weighed = graph.add(rows, left, left.stream, pa.schema([*left.schema, WEIGHT]))
     matches = Matches(graph.claim(f"{name}-matches", "operator"), *keys, key, names)
-    schema = pa.schema([*map(left.schema.field, key), *(field for field in fields if field.name in shown)])
+    schema = pa.schema([*map(left.schema.field, key), *(field for field in fields if field.name in output_names)])
     return graph.add(matches, weighed, matches.operator, schema, key, others=(right,))
 
 
@@ -324,15 +324,15 @@ def _terms(
     """Return the conditions of every query, those of equality first: they leave the fewest pairs."""
     if not isinstance(terms, Mapping) or not all(isinstance(each, str) for each in terms):
         raise refused(f"{where}: terms={terms!r} is not a mapping of columns", TERMS)
-    bounds = [(column, given) for column, given in terms.items() if not isinstance(given, str)]
-    for column, given in terms.items():
-        if isinstance(given, str):
-            yield _term(nodes, column, "==", given, keys, where)
-    for column, given in bounds:
-        fits = isinstance(given, Sequence) and len(given) == 2 and any(each is not None for each in given)
-        if not fits or not all(each is None or isinstance(each, str) for each in given):
-            raise refused(f"{where}: the term {column!r}: {given!r} names no column and no two bounds", TERMS)
-        for compares, bound_by in zip(ranges, given, strict=True):
+    bounds = [(column, operand) for column, operand in terms.items() if not isinstance(operand, str)]
+    for column, operand in terms.items():
+        if isinstance(operand, str):
+            yield _term(nodes, column, "==", operand, keys, where)
+    for column, operand in bounds:
+        fits = isinstance(operand, Sequence) and len(operand) == 2 and any(each is not None for each in operand)
+        if not fits or not all(each is None or isinstance(each, str) for each in operand):
+            raise refused(f"{where}: the term {column!r}: {operand!r} names no column and no two bounds", TERMS)
+        for compares, bound_by in zip(ranges, operand, strict=True):
             if bound_by is not None:
                 yield _term(nodes, column, compares, bound_by, keys, where)
 

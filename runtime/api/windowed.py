@@ -22,7 +22,7 @@ from holdfast.runtime.functions.aggregation import (
     check_former,
     refuse_unnamed,
 )
-from holdfast.runtime.operators.side import LATE, Side
+from holdfast.runtime.operators.side import LATE, SideOutput
 from holdfast.runtime.operators.windows.counted import CountedAggregate
 from holdfast.runtime.operators.windows.session import SessionAggregate
 from holdfast.runtime.operators.windows.sliding import SlidingAggregate
@@ -80,13 +80,13 @@ def aggregated(
         for aggregation in bounds:
             if aggregation.kind.calls:
                 refuse_own(aggregation, where, grouping.window.shown())
-    checked = graph.claim(name, "operator")
+    operator = graph.claim(name, "operator")
     step = SessionAggregate if grouping.window.merging else WindowAggregate
     if grouping.window.per_record:
         step = SlidingAggregate
     early_us = emit.us if isinstance(emit, Every) else 0
     at_end = emit if isinstance(emit, str) else "close"
-    kind = step(checked, grouping.keys, bounds, grouping.time, grouping.window, grouping.lateness_us, at_end, early_us)
+    kind = step(operator, grouping.keys, bounds, grouping.time, grouping.window, grouping.lateness_us, at_end, early_us)
     fields = [
         *(schema.field(key) for key in grouping.keys),
         pa.field(WINDOW_START, TIME, nullable=False),
@@ -96,7 +96,7 @@ def aggregated(
     corrected = early_us > 0 or (at_end == "close" and grouping.lateness_us > 0)
     upsert_key = (*grouping.keys, WINDOW_END) if corrected else None
     event_time = None if corrected else grouping.window.time_of_results
-    return graph.add(kind, node, checked, pa.schema(fields), upsert_key, event_time=event_time)
+    return graph.add(kind, node, operator, pa.schema(fields), upsert_key, event_time=event_time)
 
 
 def _check_emit(grouping: Grouping, emit: str | Every, where: str) -> None:
@@ -141,18 +141,18 @@ def _counted(
     """Add aggregates per key and number of records to the graph."""
     window, schema = grouping.window, node.schema
     assert isinstance(window, AllTime)
-    kept = () if grouping.time is None or grouping.time in grouping.keys else (grouping.time,)
+    time_columns = () if grouping.time is None or grouping.time in grouping.keys else (grouping.time,)
     for aggregation in bounds:
-        if aggregation.result.name in (*grouping.keys, *kept):
+        if aggregation.result.name in (*grouping.keys, *time_columns):
             raise refused(f"{where}: {aggregation.result.name!r} is already a column", "rename the aggregate")
         if aggregation.kind.calls:
             refuse_own(aggregation, where, window.shown())
     fields = [
-        *(schema.field(column) for column in (*grouping.keys, *kept)),
+        *(schema.field(column) for column in (*grouping.keys, *time_columns)),
         *(aggregation.result for aggregation in bounds),
     ]
     checked = graph.claim(name, "operator")
-    step = CountedAggregate(checked, grouping.keys, bounds, kept, window.trigger.records)
+    step = CountedAggregate(checked, grouping.keys, bounds, time_columns, window.trigger.records)
     return graph.add(step, node, checked, pa.schema(fields), event_time=grouping.time)
 
 
@@ -162,20 +162,20 @@ def checked_keep(emit: str | Every, keep: object, schema: pa.Schema, where: str)
     Raises:
         ConfigError: the emission is unknown, or the columns cannot be kept.
     """
-    kept = (keep,) if isinstance(keep, str) else keep
-    if not isinstance(kept, Sequence):
+    columns = (keep,) if isinstance(keep, str) else keep
+    if not isinstance(columns, Sequence):
         raise refused(f"{where}: keep={keep!r} names no columns", 'give names, keep=["at"]; rename an aggregate "keep"')
     if isinstance(emit, Every) or emit in EMITS:
         given = "hf.every(...)" if isinstance(emit, Every) else repr(emit)
         raise refused(f"{where}: emit={given} is for windows", 'put .window(...) before it, or use emit="changes"')
     if emit not in ("changes", "each"):
         raise refused(f"{where}: emit={emit!r} is unknown", 'use emit="changes" or emit="each"')
-    if kept and emit != "each":
+    if columns and emit != "each":
         raise refused(f"{where}: keep= is for one row per record", 'leave it out, or use emit="each"')
-    for name in kept:
+    for name in columns:
         if name not in schema.names:
             raise unknown_column(name, schema.names, f"{where}: keep=")
-    return tuple(kept)
+    return tuple(columns)
 
 
 def refuse_own(aggregation: BoundAggregation, where: str, what: str) -> Never:
@@ -193,7 +193,7 @@ def refuse_own(aggregation: BoundAggregation, where: str, what: str) -> Never:
 def late(graph: Graph, node: Node) -> Node:
     """Add the records that arrived too late for an operator."""
     assert node.input is not None
-    return graph.add(Side(LATE), node, node.stream, node.input.schema)
+    return graph.add(SideOutput(LATE), node, node.stream, node.input.schema)
 
 
 def grouping_of(node: Node, keys: tuple[str, ...], window: object, allowed_lateness: Duration) -> Grouping:

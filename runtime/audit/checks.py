@@ -29,14 +29,14 @@ def chain(manifests: Sequence[Manifest], chosen: Iterable[int]) -> list[Line]:
     Args:
         manifests: All kept manifests of the job's lineage, oldest first.
     """
-    known = {int(manifest.epoch): manifest for manifest in manifests}
+    manifests_by_epoch = {int(manifest.epoch): manifest for manifest in manifests}
     stood: dict[int, dict[Place, int]] = {}  # last known position of every partition
     for manifest in manifests:
         stood[manifest.epoch] = stood.get(manifest.follows, {}) | _stands(manifest)
     lines = []
     for epoch in chosen:
-        manifest = known[epoch]
-        verdict, reason = _linked(manifest, known.get(manifest.follows), stood.get(manifest.follows, {}))
+        manifest = manifests_by_epoch[epoch]
+        verdict, reason = _linked(manifest, manifests_by_epoch.get(manifest.follows), stood.get(manifest.follows, {}))
         more = (("timeline", manifest.timeline), ("follows", manifest.follows))
         lines.append(Line("epoch", "", None, epoch, verdict, reason, more=more))
     return lines
@@ -60,15 +60,15 @@ def _linked(manifest: Manifest, before: Manifest | None, stood: Mapping[Place, i
 
 def _begins(manifest: Manifest, audit: Audit, stood: Mapping[Place, int]) -> tuple[Verdict, str | None]:
     """Compare where every partition began with its last offset; a new one begins with its first record (P12)."""
-    taken = {(each.source, each.partition): each.first for each in audit.sources}
+    first_offsets = {(each.source, each.partition): each.first for each in audit.sources}
     unknown = None
     for at in sorted(manifest.positions, key=lambda at: (at.source, at.partition)):
         place, where = (at.source, at.partition), f"source {at.source!r}, partition {at.partition}"
-        first, begin = taken.get(place, at.offset), stood.get(place)
+        first, begin = first_offsets.get(place, at.offset), stood.get(place)
         if begin is None:
             if first != 0:
                 unknown = f"{where}: it begins at offset {first}, which cannot be shown to be its first record"
-        elif place not in taken and first != begin:
+        elif place not in first_offsets and first != begin:
             return "differs", f"{where}: its offset moved, but no records were taken"
         elif first != begin:
             kind = "again" if first < begin else "not at all"
@@ -97,17 +97,17 @@ def balances(manifest: Manifest) -> list[Line]:
     audit = manifest.audited
     if audit is None:
         return []
-    taken: dict[str, int] = {}
+    rows_by_source: dict[str, int] = {}
     for each in audit.sources:
-        taken[each.source] = taken.get(each.source, 0) + each.taken.rows
+        rows_by_source[each.source] = rows_by_source.get(each.source, 0) + each.taken.rows
     edges = {count.name: count for count in audit.operators if count.kind == "edge"}
     lines = []
     for count in audit.operators:
         left, verdict, reason = balance(count, edges), "proven", None
         if left:
             verdict, reason = "differs", f"not accounted for: {plural(abs(left), 'row')} of {count.rows_in:,}"
-        elif count.kind == "source" and count.rows_in != taken.get(count.name, 0):
-            records = plural(taken.get(count.name, 0), "record")
+        elif count.kind == "source" and count.rows_in != rows_by_source.get(count.name, 0):
+            records = plural(rows_by_source.get(count.name, 0), "record")
             verdict, reason = "differs", f"{records} taken, {count.rows_in:,} came in"
         elif left is None:
             verdict, reason = "not provable", "it may emit more or fewer rows than it takes"

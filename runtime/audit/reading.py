@@ -48,19 +48,19 @@ def sources(specs: Iterable[SourceSpec], manifests: Sequence[Manifest]) -> list[
     """Read every range of every source partition again, and compare."""
     by_name = {spec.name: spec.source for spec in specs}
     lines: list[Line] = []
-    opened: dict[str, OpenSource | str] = {}
+    open_sources: dict[str, OpenSource | str] = {}
     try:
         for manifest in manifests:
             for each in manifest.audited.sources if manifest.audited is not None else ():
-                if each.source not in opened:
-                    opened[each.source] = _opened(by_name.get(each.source))
-                source = opened[each.source]
+                if each.source not in open_sources:
+                    open_sources[each.source] = _opened(by_name.get(each.source))
+                source = open_sources[each.source]
                 if isinstance(source, str):
                     lines.append(_line_of_source(each, manifest.epoch, "not provable", source))
                 else:
                     lines.append(_source_line(by_name[each.source], source, each, manifest.epoch))
     finally:
-        for source in opened.values():
+        for source in open_sources.values():
             if not isinstance(source, str):
                 source.close()
     return lines
@@ -84,11 +84,11 @@ def _source_line(source: Source, opened: OpenSource, taken: SourceTaken, epoch: 
         cause = opened.gone(taken.partition) or "records older than retention, or compacted"
         return _line_of_source(taken, epoch, "not provable", f"no longer readable: {cause}")
     try:
-        found = _read_again(opened, taken, first)
+        digest = _read_again(opened, taken, first)
     except Damaged as error:
         return _line_of_source(taken, epoch, "differs", error.what)
-    verdict, why = compared(taken.taken, found)
-    return _line_of_source(taken, epoch, verdict, why, found)
+    verdict, why = compared(taken.taken, digest)
+    return _line_of_source(taken, epoch, verdict, why, digest)
 
 
 def _line_of_source(
@@ -114,7 +114,7 @@ def _range(taken: SourceTaken) -> tuple[tuple[str, Any], ...]:
 
 def _read_again(source: OpenSource, taken: SourceTaken, first: int) -> RowDigest:
     how = COUNTS if taken.taken.sum is None else ROWS
-    found, offset = NOTHING if how == ROWS else RowDigest(0), first
+    digest, offset = NOTHING if how == ROWS else RowDigest(0), first
     while offset < taken.end:
         batch, following = source.read(taken.partition, offset, READ_BYTES_MAX)
         if batch is None:
@@ -124,8 +124,8 @@ def _read_again(source: OpenSource, taken: SourceTaken, first: int) -> RowDigest
             records = records.slice(0, int(np.searchsorted(places, taken.end)))
         elif following > taken.end:
             records = records.slice(0, taken.end - offset)
-        found, offset = added(found, records_digested(records, how)), following
-    return found
+        digest, offset = added(digest, records_digested(records, how)), following
+    return digest
 
 
 @dataclass(frozen=True)
@@ -261,11 +261,11 @@ class _SinkAudit:
         if not (upsert or self._spec.sink.traits.keyed) or (upsert and len(each.staged.parts) == 1):
             return each.digest, None
         manifest = self._manifests[each.epoch]
-        staged = next((i.staged for i in self._pending(manifest) if (i.writer.subtask, i.tag) == each.at), None)
-        if staged is None:
+        staged_output = next((i.staged for i in self._pending(manifest) if (i.writer.subtask, i.tag) == each.at), None)
+        if staged_output is None:
             return each.digest, "its rows replace each other, and the checkpoint does not name the staged output"
         parts = []
-        for ref, digest in zip(staged.parts, each.staged.parts, strict=True):
+        for ref, digest in zip(staged_output.parts, each.staged.parts, strict=True):
             part = pa.Table.from_batches(decode(self._repository.read(ref)))
             if compared(digest, audited(part, self._spec.upsert_key))[0] != "proven":
                 return each.digest, f"{ref.path} does not match its digest in the checkpoint"
@@ -277,14 +277,14 @@ class _SinkAudit:
 
     def _unexpected(self, contents: TargetContents, oldest: int) -> list[Line]:
         """Find output that no kept checkpoint lists although it is not older than they are."""
-        known = {each.at for each in self._expected}
+        expected_tags = {each.at for each in self._expected}
         spans = [(m.follows, m.epoch) for m in self._manifests.values() if m.audited is not None]
         lines = []
-        for (subtask, tag), found in sorted(contents.rows.items()):
+        for (subtask, tag), digest in sorted(contents.rows.items()):
             inside = tag.epoch >= oldest and any(follows < tag.epoch <= epoch for follows, epoch in spans)
-            if inside and (subtask, tag) not in known:
+            if inside and (subtask, tag) not in expected_tags:
                 reason = f"rows of epoch {tag.epoch}, timeline {tag.timeline}, which is not in the job's lineage"
-                lines.append(Line("sink", self._spec.name, subtask, tag.epoch, "differs", reason, 0, found.rows))
+                lines.append(Line("sink", self._spec.name, subtask, tag.epoch, "differs", reason, 0, digest.rows))
         if contents.untagged:
             reason = f"{plural(contents.untagged, 'row')} among the job's without a tag, which belong to no epoch"
             lines.append(Line("sink", self._spec.name, None, None, "differs", reason, 0, contents.untagged))
@@ -301,7 +301,7 @@ class _SinkAudit:
             return []
         name, reason = self._spec.name, None
         total = self._total(audit)
-        reported = [digest for (_, tag), digest in contents.rows.items() if tag.epoch <= self._newest.epoch]
+        target_digests = [digest for (_, tag), digest in contents.rows.items() if tag.epoch <= self._newest.epoch]
         still = [item for item in self._pending(self._newest) if self._is_open(item, contents)]
         open_ = [e for e in self._expected if any((i.writer.subtask, i.tag) == e.at for i in still)]
         if audit.since != NO_EPOCH:
@@ -310,7 +310,7 @@ class _SinkAudit:
             reason = "output of checkpoints that are no longer kept is not delivered yet"
         if reason is not None:
             return [Line("sink", name, None, None, "not provable", f"rows of older checkpoints: {reason}")]
-        earlier = reduce(removed, [*reported, *(each.digest for each in open_)], total)
+        earlier = reduce(removed, [*target_digests, *(each.digest for each in open_)], total)
         return [_older(name, earlier, contents)]
 
     def _unseen(self, contents: TargetContents) -> list[Line]:

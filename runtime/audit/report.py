@@ -62,19 +62,19 @@ class Report:
 
     def late(self) -> dict[str, int]:
         """Return how many records were late in the audited epochs, by operator; operators without any are left out."""
-        found: dict[str, int] = {}
+        late_rows: dict[str, int] = {}
         for line in self.lines:
             if rows := dict(line.more).get("late"):
-                found[line.name] = found.get(line.name, 0) + rows
-        return found
+                late_rows[line.name] = late_rows.get(line.name, 0) + rows
+        return late_rows
 
     def lost(self) -> dict[tuple[str, int | None], int]:
         """Return how many offsets were removed before they were read, by source and partition."""
-        found: dict[tuple[str, int | None], int] = {}
+        lost_offsets: dict[tuple[str, int | None], int] = {}
         for line in self.lines:
             for first, end in dict(line.more).get("lost", ()):
-                found[line.name, line.part] = found.get((line.name, line.part), 0) + end - first
-        return found
+                lost_offsets[line.name, line.part] = lost_offsets.get((line.name, line.part), 0) + end - first
+        return lost_offsets
 
     def as_json(self) -> dict[str, Any]:
         """Return {job, as_of, epochs, sources, operators, sinks, verdict}."""

@@ -23,11 +23,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
-from holdfast.runtime.capture.keys import Keys
+from holdfast.runtime.capture.keys import RecentKeys
 
 
 @dataclass(frozen=True)
-class Limits:
+class AdmissionLimits:
     """How much is held, and how much is stored together."""
 
     linger_ms: int
@@ -64,13 +64,13 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Commit:
+class CommitRequests:
     """Store these requests, in this order, in one commit; then call `committed` or `failed`."""
 
     requests: tuple[int, ...]
 
 
-Effect: TypeAlias = Answer | Commit
+Effect: TypeAlias = Answer | CommitRequests
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Admission:
         keys: Those that are in the log already, with their times by the monotonic clock of all methods.
     """
 
-    def __init__(self, limits: Limits, keys: Keys) -> None:
+    def __init__(self, limits: AdmissionLimits, keys: RecentKeys) -> None:
         self._limits, self._keys = limits, keys
         self._queue: deque[_Waiting] = deque()
         self._queued_bytes = 0
@@ -174,7 +174,7 @@ class Admission:
                     effects += self._answers(each, Verdict.REPEATED)
             self._running = tuple(each for each in batch if each.key is None or each.key not in self._keys)
             if self._running:
-                effects.append(Commit(tuple(each.request for each in self._running)))
+                effects.append(CommitRequests(tuple(each.request for each in self._running)))
         return effects
 
     def wake_ms(self) -> int | None:

@@ -51,7 +51,7 @@ class Seen(NamedTuple):
     at_us: int
 
 
-class Appended(NamedTuple):
+class AppendResult(NamedTuple):
     """The end of an append; see Admission.committed."""
 
     at_us: int
@@ -116,7 +116,7 @@ class Appending:
         """Return how long ago a row was stored, by the time that a row stored now would have; at least 0."""
         return max(0, self._now_us() - at_us)
 
-    def append(self, batch: Sequence[Accepted]) -> Appended:
+    def append(self, batch: Sequence[Accepted]) -> AppendResult:
         """Append requests whose keys `recover` and earlier appends did not return, in one commit.
 
         Raises:
@@ -125,15 +125,15 @@ class Appending:
             Damaged: the log was deleted, or restored from a copy.
         """
         self._writer.settle()  # of an earlier append, not to be taken for this one
-        fresh, staged = list[Accepted](), None
+        fresh, stored_rows = list[Accepted](), None
         for _ in range(RACES_MAX):
             left = self._unknown(batch)
             if not left:
                 return self._report(batch, left, self._now_us())
-            if staged is None or len(left) < len(fresh):  # otherwise the rows stay as they were staged
-                fresh, staged = left, self._stage(left)
-            if self._commit(staged):
-                return self._report(batch, left, staged.at_us)
+            if stored_rows is None or len(left) < len(fresh):  # otherwise the rows stay as they were staged
+                fresh, stored_rows = left, self._stage(left)
+            if self._commit(stored_rows):
+                return self._report(batch, left, stored_rows.at_us)
             self._catch_up()
         raise Unavailable(
             f"other processes appended first {RACES_MAX} times in a row",
@@ -146,9 +146,9 @@ class Appending:
         known = {each.key for each in self._news}
         return [each for each in batch if each.key is None or digest_of(each.key) not in known]
 
-    def _report(self, batch: Sequence[Accepted], stored: Sequence[Accepted], at_us: int) -> Appended:
+    def _report(self, batch: Sequence[Accepted], stored: Sequence[Accepted], at_us: int) -> AppendResult:
         seen, self._news = tuple(self._news), []
-        return Appended(at_us, frozenset(_digests(batch) - _digests(stored)), seen)
+        return AppendResult(at_us, frozenset(_digests(batch) - _digests(stored)), seen)
 
     def _stage(self, batch: Sequence[Accepted]) -> _Staged:
         at_us = self._now_us()
@@ -183,15 +183,15 @@ class Appending:
 
     def _catch_up(self) -> None:
         """Read rows that other processes, or an append of unknown outcome, added; an error changes nothing here."""
-        reader, found = LogReader(self._store), list[Seen]()
+        reader, new_keys = LogReader(self._store), list[Seen]()
         ends = reader.end_offsets()
         for partition, end in ends.items():
             start = end if self._of.key is None else self._ends.get(partition, 0)
-            found += _keys(reader, partition, start, end)
+            new_keys += _keys(reader, partition, start, end)
         self._note(reader)
         self._ends = ends
         since_us = self._now_us() - self._of.horizon_us
-        self._news += [each for each in found if each.at_us >= since_us]
+        self._news += [each for each in new_keys if each.at_us >= since_us]
 
     def _note(self, reader: LogReader) -> None:
         """Note the tag and the time of the newest commit, of which all rows are known."""

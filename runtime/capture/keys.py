@@ -26,7 +26,7 @@ def digest_of(key: str) -> bytes:
     return blake2b(key.encode(), digest_size=DIGEST_BYTES).digest()
 
 
-class Keys:
+class RecentKeys:
     """Keys with the times at which they were stored.
 
     Args:

@@ -40,7 +40,7 @@ class Accepted:
 
 
 @dataclass(frozen=True)
-class Refused:
+class RefusedRequest:
     """A request that is not stored."""
 
     status: int
@@ -63,7 +63,7 @@ class Requests:
 
     def read(
         self, headers: Mapping[str, str], body: bytes, secrets: Sequence[bytes], now_s: float
-    ) -> Accepted | Refused | Echo:
+    ) -> Accepted | RefusedRequest | Echo:
         """Return the decision about a request.
 
         Args:
@@ -75,40 +75,42 @@ class Requests:
         scheme = self._of.scheme
         if scheme is not None:
             if problem := problem_of(scheme, headers, body, secrets, now_s, self._of.tolerance_s):
-                return Refused(401, problem)
+                return RefusedRequest(401, problem)
             if scheme.name == "slack" and (text := _challenge(body)) is not None:
                 return Echo(text)
         key = None if self._of.key is None else _key_of(self._of.key, headers, body)
-        if isinstance(key, Refused):
+        if isinstance(key, RefusedRequest):
             return key
         if self._lines is None:
             return Accepted(key, pa.RecordBatch.from_arrays([pa.array([body], pa.binary())], schema=self._of.schema))
         rows, refused = self._lines.decode([body])
-        return Refused(400, refused[0].error) if refused else Accepted(key, rows)
+        return RefusedRequest(400, refused[0].error) if refused else Accepted(key, rows)
 
 
-def _key_of(place: KeyPlace, headers: Mapping[str, str], body: bytes) -> str | Refused:
+def _key_of(place: KeyPlace, headers: Mapping[str, str], body: bytes) -> str | RefusedRequest:
     where = f"the header {place.name}" if place.part == "header" else f"the field {place.name!r} of the body"
-    found = headers.get(place.name, "").strip() if place.part == "header" else _field(body, place.name)
-    if isinstance(found, Refused):
-        return found
-    if not found:
-        return Refused(400, f"{where}, which holds the idempotency key, is missing or empty")
-    if len(found) > KEY_LENGTH_MAX or not found.isprintable():
-        return Refused(
+    key = headers.get(place.name, "").strip() if place.part == "header" else _field(body, place.name)
+    if isinstance(key, RefusedRequest):
+        return key
+    if not key:
+        return RefusedRequest(400, f"{where}, which holds the idempotency key, is missing or empty")
+    if len(key) > KEY_LENGTH_MAX or not key.isprintable():
+        return RefusedRequest(
             400, f"{where} is not a valid key: it has more than {KEY_LENGTH_MAX} characters, or control characters"
         )
-    return found
+    return key
 
 
-def _field(body: bytes, name: str) -> str | Refused:
+def _field(body: bytes, name: str) -> str | RefusedRequest:
     try:
         value = _FIELDS.decode(body).get(name)
         return "" if value is None else str(_SCALAR.decode(value))
     except msgspec.ValidationError:
-        return Refused(400, f"the body is not an object, or its field {name!r} is neither a string nor an integer")
+        return RefusedRequest(
+            400, f"the body is not an object, or its field {name!r} is neither a string nor an integer"
+        )
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        return Refused(400, f"the body is not JSON: {error}")
+        return RefusedRequest(400, f"the body is not JSON: {error}")
 
 
 def _challenge(body: bytes) -> str | None:

@@ -35,10 +35,10 @@ from typing import Any
 from aiohttp import web
 
 from holdfast.errors import ConfigError, HoldfastError, Unavailable
-from holdfast.runtime.capture.admission import Admission, Answer, Commit, Effect, Limits, Verdict
+from holdfast.runtime.capture.admission import Admission, AdmissionLimits, Answer, CommitRequests, Effect, Verdict
 from holdfast.runtime.capture.appending import Appending
-from holdfast.runtime.capture.keys import Keys, digest_of
-from holdfast.runtime.capture.requests import Accepted, Echo, Refused, Requests
+from holdfast.runtime.capture.keys import RecentKeys, digest_of
+from holdfast.runtime.capture.requests import Accepted, Echo, RefusedRequest, Requests
 from holdfast.runtime.sources.webhook.connector import Receiving
 from holdfast.secrets import Secret
 
@@ -104,7 +104,7 @@ class _Held:
 
 
 @dataclass(frozen=True)
-class _Waiting:
+class _PendingRequest:
     accepted: Accepted
     verdict: asyncio.Future[Verdict]
 
@@ -127,15 +127,15 @@ class Server:
         self,
         receiving: Receiving,
         appending: Appending,
-        limits: Limits | None = None,
+        limits: AdmissionLimits | None = None,
         connections_max: int | None = None,
     ) -> None:
         self._of, self._appending = receiving, appending
         self._connections_max = connections_max or _connections_max()
         self._requests, self._secrets = Requests(receiving), SecretValues(receiving.secrets)
-        limits = limits or Limits(receiving.linger_ms)
+        limits = limits or AdmissionLimits(receiving.linger_ms)
         self._admission = Admission(limits, _known_keys(receiving, appending, limits))
-        self._waiting: dict[int, _Waiting] = {}
+        self._waiting: dict[int, _PendingRequest] = {}
         self._numbers = count()
         self._thread = ThreadPoolExecutor(1, "append")
         self._timer: asyncio.TimerHandle | None = None
@@ -228,19 +228,19 @@ class Server:
         self._admission.forget(self._now_ms())
         if (verdict := self._admission.admit(size)) is not None:
             return self._answer(verdict)
-        held, waiting = _Held(size), None
+        reservation, waiting = _Held(size), None
         try:
-            found = await self._read(request, held)
-            if isinstance(found, Accepted):
-                waiting = self._submit(found, held.size)
+            outcome = await self._read(request, reservation)
+            if isinstance(outcome, Accepted):
+                waiting = self._submit(outcome, reservation.size)
         finally:
             if waiting is None:
-                self._admission.withdraw(held.size)
+                self._admission.withdraw(reservation.size)
                 self._note_drained()
-        match found:
+        match outcome:
             case Verdict():
-                return self._answer(found)
-            case Refused(status, reason):
+                return self._answer(outcome)
+            case RefusedRequest(status, reason):
                 raise _Refusal(status, reason)
             case Echo(text):
                 return web.Response(text=text)
@@ -261,7 +261,7 @@ class Server:
             raise self._too_large()
         return size
 
-    async def _read(self, request: web.Request, held: _Held) -> Accepted | Refused | Echo | Verdict:
+    async def _read(self, request: web.Request, held: _Held) -> Accepted | RefusedRequest | Echo | Verdict:
         """Read a request; return its content, or why its body was not read to its end."""
         try:
             async with asyncio.timeout(BODY_WITHIN_S):
@@ -297,7 +297,7 @@ class Server:
 
     def _submit(self, accepted: Accepted, size: int) -> asyncio.Future[Verdict]:
         number, verdict = next(self._numbers), self._loop.create_future()
-        self._waiting[number] = _Waiting(accepted, verdict)
+        self._waiting[number] = _PendingRequest(accepted, verdict)
         key = None if accepted.key is None else digest_of(accepted.key)
         self._perform(self._admission.arrived(number, key, size, self._now_ms()))
         return verdict
@@ -307,7 +307,7 @@ class Server:
             match effect:
                 case Answer(request, verdict):
                     self._waiting.pop(request).verdict.set_result(verdict)
-                case Commit(requests):
+                case CommitRequests(requests):
                     task = self._loop.create_task(self._commit([self._waiting[each].accepted for each in requests]))
                     self._tasks.add(task)
                     task.add_done_callback(self._ended)
@@ -328,12 +328,12 @@ class Server:
 
     async def _commit(self, batch: Sequence[Accepted]) -> None:
         try:
-            done = await self._loop.run_in_executor(self._thread, self._appending.append, batch)
+            append_result = await self._loop.run_in_executor(self._thread, self._appending.append, batch)
         except Unavailable as error:
             _log.warning("%d requests were answered 503: %s", len(batch), error.what)
             self._perform(self._admission.failed(self._now_ms()))
         else:
-            self._perform(self._admission.committed(*done, self._now_ms()))
+            self._perform(self._admission.committed(*append_result, self._now_ms()))
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """Answer the batch and end the process if a commit ended with an error that no retry can cure, of any kind."""
@@ -394,13 +394,13 @@ def receive(receiving: Receiving, appending: Appending, listening: Callable[[Lis
     return {kind: server.counts[kind] for kind in COUNTED}
 
 
-def _known_keys(receiving: Receiving, appending: Appending, limits: Limits) -> Keys:
+def _known_keys(receiving: Receiving, appending: Appending, limits: AdmissionLimits) -> RecentKeys:
     """Return the keys that are in the log, with their times by the monotonic clock of this process.
 
     Raises:
         ConfigError: there are more than memory is meant for.
     """
-    keys, most = Keys(receiving.horizon_us), KEYS_AT_START * limits.keys_max
+    keys, most = RecentKeys(receiving.horizon_us), KEYS_AT_START * limits.keys_max
     now_us = time.monotonic_ns() // 1_000  # by the clock of asyncio, too
     for number, (key, at_us) in enumerate(appending.recover()):
         if number >= most:

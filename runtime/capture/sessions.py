@@ -28,7 +28,7 @@ RETRIES_S = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 _log = logging.getLogger("holdfast.capture")
 
 
-class Stopped(Exception):
+class CaptureStopped(Exception):
     """A stop was requested while something was waited for."""
 
 
@@ -54,7 +54,7 @@ class StopRequest:
 
 
 @dataclass
-class Counts:
+class CaptureCounts:
     """Counts of the records that a process has appended."""
 
     records: int = 0
@@ -79,7 +79,7 @@ class Sessions(ABC):
         self._worked = False
         """Whether a session has passed all checks: after that, sessions wait for unreachable servers."""
         self._failures = 0
-        self.counts = Counts()
+        self.counts = CaptureCounts()
 
     def run(self) -> None:
         """Capture until a stop.
@@ -92,7 +92,7 @@ class Sessions(ABC):
         while not self._stopping.is_set():
             try:
                 self._session()
-            except Stopped:
+            except CaptureStopped:
                 return
             except Overtaken:
                 _log.warning("another process has appended to the log; starting again from where it is")
@@ -120,7 +120,7 @@ class Sessions(ABC):
     def _pause(self) -> None:
         self._stopping.wait(LOCK_EVERY_S)
         if self._stopping.is_set():
-            raise Stopped
+            raise CaptureStopped
 
     def _appended(self, records: int) -> None:
         """Note an append of changes."""
@@ -134,9 +134,9 @@ def until_signal(make: Callable[[StopRequest], Sessions]) -> Mapping[str, int]:
     stopping = StopRequest()
     before = {number: signal.signal(number, lambda *_: stopping.set()) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        made = make(stopping)
-        made.run()
+        sessions = make(stopping)
+        sessions.run()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    return asdict(made.counts)
+    return asdict(sessions.counts)

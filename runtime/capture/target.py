@@ -34,7 +34,7 @@ class Overtaken(Exception):
     """Another process has appended since this one has read the tag, or an append of unknown outcome took effect."""
 
 
-class Target:
+class CaptureTarget:
     """One log, as one process appends to it.
 
     Args:
@@ -112,11 +112,11 @@ class Target:
                 next_step="restore the log and start the process again; the database keeps the missing changes",
             )
         try:
-            done = self._writer.append_tagged({}, self._name, tag, follows={self._name: self.tag}, staged=staged)
+            offsets = self._writer.append_tagged({}, self._name, tag, follows={self._name: self.tag}, staged=staged)
         except Unavailable:
-            if (done := self._writer.settle()) is None:
+            if (offsets := self._writer.settle()) is None:
                 raise
-        if done is None:
+        if offsets is None:
             raise Overtaken
         self.tag = tag
 

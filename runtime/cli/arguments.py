@@ -27,7 +27,7 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse; the parser of an action refuses unknown arguments before the parser above it can."""
-        found, unknown = super().parse_known_args(args, namespace)
+        arguments, unknown = super().parse_known_args(args, namespace)
         if unknown:
             flags = [each.partition("=")[0].lstrip("-") for each in unknown if each.startswith("--")]
             known = [flag.removeprefix("--") for flag in self._option_string_actions]
@@ -37,7 +37,7 @@ class Parser(argparse.ArgumentParser):
                 not_done="the command did nothing",
                 next_step=f"did you mean --{close[0]}? All: {self.prog} --help" if close else f"see {self.prog} --help",
             )
-        return found, unknown
+        return arguments, unknown
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message, not_done="the command did nothing", next_step=f"see {self.prog} --help")

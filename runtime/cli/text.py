@@ -23,11 +23,11 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]], *, indent: i
     widths = [max(map(len, column)) for column in zip(headers, *cells, strict=True)]
     lines = []
     for row in [list(headers), *cells]:
-        placed = (
+        aligned_cells = (
             cell.rjust(width) if kind and all(kind) else cell.ljust(width)
             for cell, width, kind in zip(row, widths, kinds, strict=True)
         )
-        lines.append(" " * indent + "  ".join(placed).rstrip())
+        lines.append(" " * indent + "  ".join(aligned_cells).rstrip())
     return "\n".join(lines)
 
 

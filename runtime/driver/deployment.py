@@ -87,11 +87,11 @@ def deployments(state: Master, base: Manifest | None, workers: Iterable[WorkerId
     peers = tuple(m.Peer(h.subtask, w, h.address) for w, h in state.workers.items() if h.subtask is not None)
     handles = recovery.handles_for(base, rules.key_ranges)
     positions, pending = deployed(state, base), recovery.pending_by_subtask(base, rules.parallelism)
-    confirmed: dict[Subtask, list[Confirmed]] = {}
+    confirmed_tags: dict[Subtask, list[Confirmed]] = {}
     for writer, tag in state.confirmed.items():
-        confirmed.setdefault(Subtask(writer.subtask % rules.parallelism), []).append(Confirmed(writer, tag))
+        confirmed_tags.setdefault(Subtask(writer.subtask % rules.parallelism), []).append(Confirmed(writer, tag))
     cuts, claim, topic = recent_cuts(job), claim_of(job, rules.adopted), topic_state(state, base)
-    found = []
+    deploys = []
     for worker in workers:
         subtask = state.workers[worker].subtask
         assert subtask is not None
@@ -102,12 +102,12 @@ def deployments(state: Master, base: Manifest | None, workers: Iterable[WorkerId
             job.timeline,
             job.first_epoch,
             job.base_epoch,
-            m.Active(subtask),
+            m.ActiveRole(subtask),
             peers,
             handles[subtask],
             mine,
             pending.get(subtask, ()),
-            tuple(confirmed.get(subtask, ())),
+            tuple(confirmed_tags.get(subtask, ())),
             _until(state, mine),
             local_bases(cuts, handles[subtask]),
             rules.audit,
@@ -116,8 +116,8 @@ def deployments(state: Master, base: Manifest | None, workers: Iterable[WorkerId
             killing.suspects(state.kills, subtask),
             reads_alone(state, subtask),
         )
-        found.append((worker, deploy))
-    return found
+        deploys.append((worker, deploy))
+    return deploys
 
 
 def topic_state(state: Master, base: Manifest | None) -> m.TopicState | None:
@@ -180,12 +180,12 @@ def nothing_new(state: Master, epochs: coordinator.Coordinator) -> bool:
 
 def confirm(state: Master, delivered: tuple[Confirmed, ...]) -> Master:
     """Remember the newest tag of every writer."""
-    confirmed = state.confirmed
+    newest_tags = state.confirmed
     for done in delivered:
-        known = confirmed.get(done.writer)
+        known = newest_tags.get(done.writer)
         if known is None or known < done.tag:
-            confirmed = changed(confirmed, done.writer, done.tag)
-    return replace(state, confirmed=confirmed)
+            newest_tags = changed(newest_tags, done.writer, done.tag)
+    return replace(state, confirmed=newest_tags)
 
 
 def claim_of(job: Job, adopted: Collection[str] = (), rewind_to: Epoch | None = None) -> Claim:

@@ -127,7 +127,7 @@ def coordinate(state: Master, effects: list[coordinator.Effect], now: float) -> 
     for effect in effects:
         phase = state.phase
         match effect:
-            case coordinator.Trigger(barrier):
+            case coordinator.SendBarrier(barrier):
                 assert isinstance(phase, Deployed) and phase.closing is not None
                 finishing = isinstance(phase, Halted) and phase.finishing
                 trigger = m.Trigger(state.job.generation, barrier, finishing, phase.closing.assigned)
@@ -144,7 +144,7 @@ def coordinate(state: Master, effects: list[coordinator.Effect], now: float) -> 
                 assert isinstance(phase, Deployed)
                 interrupted = Interrupted(phase, f"{given_up} epochs in a row were not completed")
                 state = replace(state, phase=interrupted, recovering_since=now)
-            case coordinator.GivenUp():
+            case coordinator.EpochGivenUp():
                 pass
     return state, out
 
@@ -255,12 +255,16 @@ def behind(state: Master) -> bool:
 
 def _open(state: Master, phase: Deployed) -> dict[str, list[Pending]]:
     """Return the pending output of each sink with one committer that is not confirmed, oldest first."""
-    found: dict[str, list[Pending]] = {sink: [] for sink in state.rules.committed_once}
+    pending_by_sink: dict[str, list[Pending]] = {sink: [] for sink in state.rules.committed_once}
     for item in () if phase.last is None else phase.last.pending:
-        known = state.confirmed.get(item.writer)
-        if item.writer.sink in found and item.writer.subtask == COMMITTER and (known is None or known < item.tag):
-            found[item.writer.sink].append(item)
-    return {sink: sorted(items, key=lambda item: item.tag) for sink, items in found.items()}
+        confirmed_tag = state.confirmed.get(item.writer)
+        if (
+            item.writer.sink in pending_by_sink
+            and item.writer.subtask == COMMITTER
+            and (confirmed_tag is None or confirmed_tag < item.tag)
+        ):
+            pending_by_sink[item.writer.sink].append(item)
+    return {sink: sorted(items, key=lambda item: item.tag) for sink, items in pending_by_sink.items()}
 
 
 # Retention
@@ -279,5 +283,5 @@ def expired(state: Master) -> list[Effect]:
     job = state.job
     through = job.expired_through
     # The tag carries the epoch's own timeline: tags of a later timeline are above all that an earlier one delivered.
-    message = m.Expired(job.generation, Tag(timeline_of(job.rewinds, through), through))
+    message = m.BeforeImagesExpired(job.generation, Tag(timeline_of(job.rewinds, through), through))
     return [SweepObjects(job), *(Send(worker, message) for worker in state.assigned)]

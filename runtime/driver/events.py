@@ -85,7 +85,7 @@ class SourcesUnlisted:
 
 
 @dataclass(frozen=True)
-class StreamClosed:
+class WorkerStreamClosed:
     """A worker's control stream closed."""
 
     worker: WorkerId
@@ -131,7 +131,7 @@ Event = (
     | ManifestStored
     | SourcesListed
     | SourcesUnlisted
-    | StreamClosed
+    | WorkerStreamClosed
     | LaunchEnded
     | Tick
     | Beat

@@ -44,11 +44,11 @@ from holdfast.runtime.driver.events import (
     Moment,
     Send,
     Step,
-    StreamClosed,
+    WorkerStreamClosed,
     append_record,
 )
 from holdfast.runtime.driver.killing import count_kill, explain_kills
-from holdfast.runtime.driver.state import Deployed, Failure, Hosted, Interrupted, Master, Opening, Over, Site
+from holdfast.runtime.driver.state import Deployed, Hosted, Interrupted, Master, Opening, Over, RunFailure, Site
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire import vitals
 
@@ -67,7 +67,7 @@ _VARIES = re.compile(r"(?<=0x)[0-9a-f]+|(?: at \S+:\d+)?\)?$")
 _CODE_LENGTH_MAX = 150
 
 
-def stream_closed(state: Master, event: StreamClosed, at: Moment) -> Step:
+def stream_closed(state: Master, event: WorkerStreamClosed, at: Moment) -> Step:
     """Handle a lost worker."""
     return lose(state, event.worker, event.why, None, at.now) if event.worker in state.workers else (state, [])
 
@@ -77,20 +77,25 @@ def spoken_for(state: Master, message: m.Vitals, at: Moment) -> Step:
     now = at.now
     if message.worker not in state.workers:
         return state, []
-    hosted = replace(state.workers[message.worker], last_words=message)
+    worker_entry = replace(state.workers[message.worker], last_words=message)
     match message.state:
         case "held":
             held_by = (message.mark or vitals.INTERPRETER,)
-            progress = structs.replace(hosted.heartbeat.progress, held_by=held_by)
-            hosted = replace(hosted, seen=now, heartbeat=structs.replace(hosted.heartbeat, progress=progress))
+            progress = structs.replace(worker_entry.heartbeat.progress, held_by=held_by)
+            worker_entry = replace(
+                worker_entry, seen=now, heartbeat=structs.replace(worker_entry.heartbeat, progress=progress)
+            )
         case "hung":
-            state = replace(state, workers=changed(state.workers, message.worker, hosted))
-            cause = f"worker {message.worker} (pid {hosted.pid} on {hosted.host}) was ended: it held its interpreter"
+            state = replace(state, workers=changed(state.workers, message.worker, worker_entry))
+            cause = (
+                f"worker {message.worker} (pid {worker_entry.pid} on {worker_entry.host}) was ended: it held "
+                "its interpreter"
+            )
             cause += f" for {message.for_ms / 1000:.0f} s"
             return lose(state, message.worker, cause, None, now)
         case _:
             pass  # the end of its stream follows, and counts as the loss
-    return replace(state, workers=changed(state.workers, message.worker, hosted)), []
+    return replace(state, workers=changed(state.workers, message.worker, worker_entry)), []
 
 
 def is_held(state: Master) -> bool:
@@ -142,30 +147,32 @@ def recover(state: Master, cause: str, at_us: int) -> Step:
 
 
 def lose(state: Master, worker: WorkerId, cause: str, error: ErrorReport | None, now: float) -> Step:
-    hosted = state.workers[worker]
-    words = hosted.last_words
+    worker_entry = state.workers[worker]
+    words = worker_entry.last_words
     if error is None and words is not None and (words.mark is not None or words.state == "hung"):
         cause, error = _explained(cause, words)
     workers = {w: h for w, h in state.workers.items() if w != worker}
     before = state.kills
-    state, guilty = count_kill(state, hosted)
-    state = doubt(replace(state, workers=workers), hosted, now)
-    effects: list[Effect] = [Dismiss(worker, hosted.launch)]
+    state, guilty = count_kill(state, worker_entry)
+    state = doubt(replace(state, workers=workers), worker_entry, now)
+    effects: list[Effect] = [Dismiss(worker, worker_entry.launch)]
     if guilty is not None:
         state, ending = end(state, "failed", guilty)
         return state, effects + ending
-    found = killing.found_by(before, state.kills)
-    if found is not None:  # the next worker gets past the row, so its losses no longer count as failures
-        failures = tuple(each for each in state.failures if each.launch not in found)
+    row_launches = killing.found_by(before, state.kills)
+    if row_launches is not None:  # the next worker gets past the row, so its losses no longer count as failures
+        failures = tuple(each for each in state.failures if each.launch not in row_launches)
         state = replace(state, failures_in_a_row=0, failures=failures)
-    if isinstance(hosted.role, m.Standby) or (hosted.role is None and state.rules.standbys and state.all_hosted):
+    if isinstance(worker_entry.role, m.Standby) or (
+        worker_entry.role is None and state.rules.standbys and state.all_hosted
+    ):
         return standby_failed(state, cause if error is None else error.what, now), effects
-    if state.deployed is not None and hosted.subtask is not None:
+    if state.deployed is not None and worker_entry.subtask is not None:
         since = state.recovering_since if state.recovering_since is not None else now
         state = replace(state, phase=Interrupted(state.deployed, cause), recovering_since=since)
-    state, more = count_failure(state, now, hosted.launch, cause, error)
-    if found is not None:
-        state = replace(state, failures=tuple(each for each in state.failures if each.launch != hosted.launch))
+    state, more = count_failure(state, now, worker_entry.launch, cause, error)
+    if row_launches is not None:
+        state = replace(state, failures=tuple(each for each in state.failures if each.launch != worker_entry.launch))
     return state, effects + more
 
 
@@ -196,13 +203,13 @@ def count_failure(
     """
     if launch is not None and launch <= state.struck:
         return state, []
-    reported = ErrorReport(
+    default_report = ErrorReport(
         kind=kind,
         what=what,
         not_done="the epoch in progress was not completed; everything up to the last one is kept",
         next="remove the cause, then run the job again: it resumes from there",
     )
-    failure = Failure(now, launch, error or reported, code_of((error or reported).what))
+    failure = RunFailure(now, launch, error or default_report, code_of((error or default_report).what))
     recent = (*(each for each in state.failures if now - each.at < state.rules.restart_window), failure)
     state = replace(state, failures=recent, failures_in_a_row=state.failures_in_a_row + 1, struck=state.launches)
     if len(recent) > state.rules.restart_failures_max:
@@ -241,7 +248,7 @@ def _explain(state: Master, launch: int, error: str | None) -> Master:
     if error is None:
         return state
 
-    def explained(failure: Failure) -> Failure:
+    def explained(failure: RunFailure) -> RunFailure:
         if failure.launch != launch:
             return failure
         both = replace(failure.error, what=f"{failure.error.what} ({error})")
@@ -367,14 +374,18 @@ def recover_channels(state: Master, phase: Deployed, at: Moment) -> Step:
 
 def breaks(state: Master) -> list[Break]:
     """Return the workers' reports of broken channels, silence first."""
-    runs = {hosted.subtask: worker for worker, hosted in state.workers.items() if hosted.subtask is not None}
-    found = [
+    runs = {
+        worker_entry.subtask: worker
+        for worker, worker_entry in state.workers.items()
+        if worker_entry.subtask is not None
+    }
+    channel_breaks = [
         Break((worker, runs[link.peer]), link.why, link.silent)
-        for worker, hosted in state.workers.items()
-        for link in hosted.heartbeat.broken_to
-        if hosted.subtask is not None and link.peer in runs
+        for worker, worker_entry in state.workers.items()
+        for link in worker_entry.heartbeat.broken_to
+        if worker_entry.subtask is not None and link.peer in runs
     ]
-    return sorted(found, key=lambda each: not each.silent)
+    return sorted(channel_breaks, key=lambda each: not each.silent)
 
 
 def cause_of(state: Master, found: list[Break]) -> str:
@@ -472,11 +483,11 @@ def trust(state: Master, host: str) -> Master:
 
 def forget_old(state: Master, now: float) -> Master:
     """Drop notes on hosts that are too old to count."""
-    doubted = {name: each for name, each in state.doubted.items() if now - each[1] < DOUBTED_FOR_S}
+    recent_doubts = {name: each for name, each in state.doubted.items() if now - each[1] < DOUBTED_FOR_S}
     severed = {pair: at for pair, at in state.severed.items() if now - at < SEVERED_FOR_S}
-    if len(doubted) == len(state.doubted) and len(severed) == len(state.severed):
+    if len(recent_doubts) == len(state.doubted) and len(severed) == len(state.severed):
         return state
-    return replace(state, doubted=doubted, severed=severed)
+    return replace(state, doubted=recent_doubts, severed=severed)
 
 
 def avoided(state: Master, standby: bool) -> tuple[Site, ...]:

@@ -95,12 +95,16 @@ def base_loaded(state: Master, event: ManifestLoaded, at: Moment) -> Step:
 
 def _unchecked_state(state: Master, base: Manifest) -> ConfigError | None:
     """Return why the base cannot be used, if a run with other code completed it after this run's code was checked."""
-    checked = state.rules.checked
-    if checked is None or base.epoch <= checked.epoch or base.operators in (checked.operators, state.rules.operators):
+    code_check = state.rules.checked
+    if (
+        code_check is None
+        or base.epoch <= code_check.epoch
+        or base.operators in (code_check.operators, state.rules.operators)
+    ):
         return None
     return ConfigError(
         f"another run with other code completed epoch {base.epoch} after this run's code was checked against epoch "
-        f"{checked.epoch}",
+        f"{code_check.epoch}",
         not_done="no state was read; state and output are untouched",
         next_step="compare the code with the new checkpoint: holdfast plan JOB.py; then start it again",
         where=Where(job=state.rules.name),
@@ -153,7 +157,7 @@ def _with_roles(state: Master) -> Master:
         if subtask not in taken:
             chosen = standbys.newest_copy(state, subtask, [w for w in workers if workers[w].subtask is None])
             heartbeat = structs.replace(workers[chosen].heartbeat, copies=())
-            workers[chosen] = replace(workers[chosen], role=m.Active(subtask), heartbeat=heartbeat)
+            workers[chosen] = replace(workers[chosen], role=m.ActiveRole(subtask), heartbeat=heartbeat)
     return replace(state, workers=workers)
 
 

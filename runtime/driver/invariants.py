@@ -75,7 +75,7 @@ def _broken(state: Master) -> Iterator[str]:
     phase, log = state.phase, state.log
     if isinstance(phase, Over):
         return
-    if isinstance(log, append.Overtaken):
+    if isinstance(log, append.OvertakenDriver):
         yield "a driver goes on that a newer generation has fenced (P4)"
     if isinstance(phase, Opening):
         if not isinstance(log, append.InFlight):
@@ -129,14 +129,14 @@ def _in_flight(body: joblog.Body, phase: Deployed, manifest: Manifest | None) ->
 
 
 def _workers(state: Master) -> None:
-    subtasks = [hosted.subtask for hosted in state.workers.values() if hosted.subtask is not None]
+    subtasks = [worker_entry.subtask for worker_entry in state.workers.values() if worker_entry.subtask is not None]
     assert len(subtasks) == len(set(subtasks)), "two workers have the same subtask (P2)"
     assert all(0 <= subtask < state.rules.parallelism for subtask in subtasks), "a subtask that the job does not have"
-    assert all(hosted.subtask is not None for hosted in state.workers.values() if hosted.ready), (
+    assert all(worker_entry.subtask is not None for worker_entry in state.workers.values() if worker_entry.ready), (
         "ready without a subtask"
     )
     assert all(1 <= number <= state.launches for number in state.launching), "a launch that was never started"
-    registered = {hosted.launch for hosted in state.workers.values()}
+    registered = {worker_entry.launch for worker_entry in state.workers.values()}
     assert not registered & set(state.launching), "a launch whose worker registered still counts as missing"
 
 

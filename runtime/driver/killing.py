@@ -76,12 +76,12 @@ def died(kills: Kills, first: Kill, death: Death, leaves_out: bool) -> tuple[Kil
     kill = replace(kill, deaths=(*kill.deaths, death), launches=(*kill.launches, death.launch), epochs=0, quiet=0)
     if kill.partition != UNKNOWN and place(kill) is None:
         kill = replace(kill, deaths=(death,), launches=(death.launch,), older=0, rows_max=0)
-    proved = is_proved(kill)
-    if proved and leaves_out and at_one_row(kill):
+    has_proof = is_proved(kill)
+    if has_proof and leaves_out and at_one_row(kill):
         if is_full(kill):
             return (*others, kill), kill
         kill = _left_out(kill)
-    elif _unproven(kill, leaves_out) >= UNPROVEN_MAX or (proved and not (leaves_out and death.at.rows)):
+    elif _unproven(kill, leaves_out) >= UNPROVEN_MAX or (has_proof and not (leaves_out and death.at.rows)):
         return (*others, kill), kill
     elif death.at.rows:
         kill = replace(kill, rows_max=_portion(death.at))
@@ -278,7 +278,7 @@ def count_kill(state: Master, hosted: Hosted) -> tuple[Master, ErrorReport | Non
     if words is None or words.state != "ended" or phase is None or subtask is None:
         return state, None
     mark, at = words.mark or "", words.at or NO_ROWS
-    completed = () if phase.last is None else offsets(phase.last.positions)
+    base_offsets = () if phase.last is None else offsets(phase.last.positions)
     death = Death(state.job.generation, hosted.launch, at, MEMORY if words.memory else words.how)
     before = next((last for each, last in state.unexplained if each == subtask), None)
     others = tuple(each for each in state.unexplained if each[0] != subtask)
@@ -288,10 +288,10 @@ def count_kill(state: Master, hosted: Hosted) -> tuple[Master, ErrorReport | Non
         operator = mark.removeprefix(FUNCTION)
         called = state.rules.functions.get(operator, Called(None, leaves_out=False))
         partition = at.partition if at.rows and called.source is not None else UNKNOWN
-        first = Kill(operator, subtask, partition, called.source, completed)
+        first = Kill(operator, subtask, partition, called.source, base_offsets)
         kills, guilty = died(kills, first, death, called.leaves_out)
     elif mark.startswith(SOURCE) and at.rows:
-        first = Kill(mark, subtask, at.partition, mark.removeprefix(SOURCE), completed)
+        first = Kill(mark, subtask, at.partition, mark.removeprefix(SOURCE), base_offsets)
         if before is not None and not before.at.rows:  # the reads of that process were not alone: this one may be it
             kills, _ = died(kills, first, replace(before, at=at), leaves_out=False)
         kills, guilty = died(kills, first, death, leaves_out=False)
@@ -333,7 +333,7 @@ def noted(state: Master, before: Kills) -> str | None:
 
 
 def _report(state: Master, kill: Kill) -> ErrorReport:
-    count, reached = len(kill.deaths), _reached(state)
+    count, read_offsets = len(kill.deaths), _reached(state)
     function = _called(kill)
     what = f"{function} ended its process {count} times at the same records, and no epoch got past them"
     if not kill.deaths[-1].at.rows:
@@ -362,7 +362,7 @@ def _report(state: Master, kill: Kill) -> ErrorReport:
         source=kill.source,
         partition=partition,
         offset=offset,
-        what=f"{what}: {where_text(kill, reached)}; cause: {how(kill)}",
+        what=f"{what}: {where_text(kill, read_offsets)}; cause: {how(kill)}",
         not_done=f"{not_done}; state and output stay as of the last checkpoint",
         next=f"{advice}; then run the job again, which resumes from the last checkpoint",
     )

@@ -59,15 +59,15 @@ from holdfast.runtime.driver.events import (
     SourcesUnlisted,
     StopAsked,
     StoreManifest,
-    StreamClosed,
     SweepObjects,
     TargetsRepaired,
     Tick,
+    WorkerStreamClosed,
 )
 from holdfast.runtime.driver.failover import end
 from holdfast.runtime.driver.invariants import refusal
 from holdfast.runtime.driver.killing import noted
-from holdfast.runtime.driver.repair import Repairs
+from holdfast.runtime.driver.repair import RunRepairs
 from holdfast.runtime.driver.requests import carry_out, is_judged
 from holdfast.runtime.driver.state import Kills, Master, Over, RewindWanted, Rules, Site
 from holdfast.runtime.plan.model import SinkSpec, SourceSpec
@@ -139,7 +139,7 @@ class DriverLoop:
         self.sweep = Sweep(ports.repository, lambda: ports.lane("sweep"))
         self.compactions = Compactions(ports.changelog, lambda: ports.lane("compactions"))
         self._folds = Folds(ports.repository, lambda: ports.lane("folds"))
-        self.repairs = Repairs(
+        self.repairs = RunRepairs(
             ports.repository, ports.sinks, ports.lane, self._after, self._repaired, self._fail, rules.adopted
         )
         self._listings = Listings(rules.name, ports.sources, lambda: ports.lane("sources"))
@@ -178,7 +178,7 @@ class DriverLoop:
     def stream_closed(self, worker: WorkerId, why: str) -> None:
         """A worker's control stream closed."""
         kills = self.state.kills
-        self._step(StreamClosed(worker, why))
+        self._step(WorkerStreamClosed(worker, why))
         self._warn(kills)
 
     def _warn(self, before: Kills) -> None:
@@ -315,11 +315,11 @@ class DriverLoop:
 
     def _lost_in(self, result: object) -> RootLost | None:
         """Return the error if this log is shorter than the one read before; a worker may miss an object first."""
-        known = self.state.log.job
-        if known is None or isinstance(result, BaseException):
+        job = self.state.log.job
+        if job is None or isinstance(result, BaseException):
             return None
         last = result.next_seq - 1 if isinstance(result, joblog.Job) else 0
-        return RootLost(joblog.record_path(known.next_seq - 1), last) if last < known.next_seq - 1 else None
+        return RootLost(joblog.record_path(job.next_seq - 1), last) if last < job.next_seq - 1 else None
 
     def _store_manifest(self, manifest: Manifest) -> None:
         def done(result: object) -> None:
@@ -340,11 +340,11 @@ class DriverLoop:
             case joblog.Record():
                 self.refused = None
                 try:
-                    found = master.step(self.state, RecordFound(result), self._moment())
+                    transition = master.step(self.state, RecordFound(result), self._moment())
                 except HoldfastError as error:  # a record of another job or history: the root was replaced
                     self._fail(error)
                     return
-                self._perform(*found)
+                self._perform(*transition)
                 self._folds.seen(self.state.job)
                 if (deployed := self.state.deployed) is not None:
                     self._last = deployed.last
@@ -398,19 +398,19 @@ def report_of_lost_root(state: Master, last: Manifest | None, error: HoldfastErr
     Args:
         last: The manifest of the last completed epoch; None if it is unknown.
     """
-    said, job = error.report(), state.log.job
+    report, job = error.report(), state.log.job
     if job is None or not job.completed:
-        return said
+        return report
     through = job.base_epoch
-    kept = [f"{said.not_done}. The last checkpoint was that of epoch {through}"]
+    clauses = [f"{report.not_done}. The last checkpoint was that of epoch {through}"]
     if last is not None and last.epoch == through:
         read = [f"{at.source}:{at.partition} at {at.offset}" for at in last.positions]
-        kept.append(f"the sources were read as far as {_shown(read)}")
+        clauses.append(f"the sources were read as far as {_shown(read)}")
     if delivered := _delivered(state):
         targets = [f"{sink} through epoch {epoch}" for sink, epoch in delivered]
-        kept.append(f"targets keep delivered output: {_shown(targets)}")
+        clauses.append(f"targets keep delivered output: {_shown(targets)}")
     if hosts := sorted({hosted.host for hosted in state.workers.values() if hosted.subtask is not None}):
-        kept.append(
+        clauses.append(
             f"the state as of epoch {through} is in the memory of the workers, which ends with this run; their local "
             f"folders on {', '.join(hosts)} lag behind it, and only a root with this log can use them"
         )
@@ -420,7 +420,7 @@ def report_of_lost_root(state: Master, last: Manifest | None, error: HoldfastErr
         "a copy the state cannot be restored: begin under another name, with targets of its own, and it reads its "
         "sources from the start"
     )
-    return replace(said, job=job.name, epoch=through, not_done="; ".join(kept), next=next_step)
+    return replace(report, job=job.name, epoch=through, not_done="; ".join(clauses), next=next_step)
 
 
 def _delivered(state: Master) -> list[tuple[str, Epoch]]:

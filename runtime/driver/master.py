@@ -41,9 +41,9 @@ from holdfast.runtime.driver.events import (
     SourcesUnlisted,
     Step,
     StopAsked,
-    StreamClosed,
     TargetsRepaired,
     Tick,
+    WorkerStreamClosed,
     append_record,
 )
 from holdfast.runtime.driver.failover import (
@@ -200,16 +200,16 @@ def registered(state: Master, message: m.Register, at: Moment) -> Step:
     if message.worker in state.workers:
         return state, []
     launching = {number: since for number, since in state.launching.items() if number != message.launch}
-    refused = placement_refusal(state.rules, message)
-    if refused is not None and state.deployed is not None and state.all_hosted:  # it would be a standby
-        state = standby_failed(replace(state, launching=launching), refused.what, at.now)
-        return state, [Send(message.worker, m.Exit(refused.what))]
-    silent = m.Heartbeat(message.worker, Generation(0), False, False, (), m.Progress())
+    refusal = placement_refusal(state.rules, message)
+    if refusal is not None and state.deployed is not None and state.all_hosted:  # it would be a standby
+        state = standby_failed(replace(state, launching=launching), refusal.what, at.now)
+        return state, [Send(message.worker, m.Exit(refusal.what))]
+    silent = m.Heartbeat(message.worker, Generation(0), False, False, (), m.WorkerProgress())
     hosted = Hosted(message.data_address, message.host, message.pid, message.launch, at.now, silent)
     state = replace(state, launching=launching, workers=changed(state.workers, message.worker, hosted))
     state = trust(state, message.host)
-    if refused is not None:
-        return end(state, "refused", refused)
+    if refusal is not None:
+        return end(state, "refused", refusal)
     if isinstance(state.phase, Deployed):
         state = standbys.cover(state)
         return state, standbys.follow(state)
@@ -257,17 +257,19 @@ def of_this_generation(handler: Handler) -> Handler:
 
 def beating(state: Master, message: m.Heartbeat, at: Moment) -> Step:
     """A worker reports how far it is."""
-    hosted, phase = state.workers[message.worker], state.phase
+    worker_entry, phase = state.workers[message.worker], state.phase
     assert isinstance(phase, Deployed)
-    if hosted.last_words is not None and hosted.last_words.state != "ended":  # else this was sent before the end
-        hosted = replace(hosted, last_words=None)
+    if (
+        worker_entry.last_words is not None and worker_entry.last_words.state != "ended"
+    ):  # else this was sent before the end
+        worker_entry = replace(worker_entry, last_words=None)
     if message.wants_barrier and not isinstance(phase.epochs, coordinator.Idle):
         message = structs.replace(message, wants_barrier=False)  # the barrier on its way takes the changes
-    hosted = replace(hosted, heartbeat=message)
+    worker_entry = replace(worker_entry, heartbeat=message)
     if message.broken and phase.broken_since is None:
         state = replace(state, phase=replace(phase, broken_since=at.now))
-    state = _update(state, message.worker, hosted)
-    if state.standby_failures and hosted.subtask is None and standbys.are_complete(state):
+    state = _update(state, message.worker, worker_entry)
+    if state.standby_failures and worker_entry.subtask is None and standbys.are_complete(state):
         state = replace(state, standby_failures=0)
     return confirm(state, message.delivered), []
 
@@ -424,7 +426,7 @@ ON: Mapping[tuple[type[Phase], type], On] = {
     **_rows(m.Ack, of_this_generation(acked), _same(*_DEPLOYED)),
     **_rows(m.Failed, failed, _AFTER_A_LOSS),
     **_rows(m.Vitals, spoken_for, _AFTER_A_LOSS),
-    **_rows(StreamClosed, stream_closed, _AFTER_A_LOSS),
+    **_rows(WorkerStreamClosed, stream_closed, _AFTER_A_LOSS),
     **_rows(LaunchEnded, launch_ended, _AFTER_A_LOSS),
     **_rows(Tick, tick, {
         Opening: (Over,),

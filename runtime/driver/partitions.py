@@ -46,7 +46,7 @@ from holdfast.runtime.driver.state import (
     Running,
     is_complete,
 )
-from holdfast.runtime.time.time_alignment import ALWAYS_LEFT, Look, Place, Reached, looked
+from holdfast.runtime.time.time_alignment import ALWAYS_LEFT, Look, PartitionProgress, Place, looked
 from holdfast.runtime.wire import messages as m
 
 LIST_AGAIN_S = 1.0
@@ -69,20 +69,20 @@ def owners(state: Master, base: Manifest | None) -> dict[Place, Subtask]:
     """Return which subtask reads each partition in a generation with this base."""
     width = state.rules.parallelism
     same = base is not None and base.parallelism == width
-    kept = {(at.source, at.partition): at.subtask for at in (base.positions if base and same else ())}
-    found: dict[Place, Subtask] = {}
+    base_readers = {(at.source, at.partition): at.subtask for at in (base.positions if base and same else ())}
+    readers: dict[Place, Subtask] = {}
     for source, partitions in known(state).items():
         places = [(source, partition) for partition in partitions]
-        found |= {place: reader for place in places if (reader := kept.get(place)) is not None}
-        counts = Counter(found[place] for place in places if place in found)
+        readers |= {place: reader for place in places if (reader := base_readers.get(place)) is not None}
+        counts = Counter(readers[place] for place in places if place in readers)
         fewest = [(counts[Subtask(subtask)], subtask) for subtask in range(width)]
         heapify(fewest)
         for place in places:
-            if place not in found:
+            if place not in readers:
                 count, subtask = fewest[0]
-                found[place] = Subtask(subtask)
+                readers[place] = Subtask(subtask)
                 heapreplace(fewest, (count + 1, subtask))
-    return found
+    return readers
 
 
 def counts_of(state: Master) -> Counter[Subtask]:
@@ -125,11 +125,11 @@ def with_those_of(state: Master, base: Manifest) -> Master:
 
 def deployed(state: Master, base: Manifest | None) -> dict[Subtask, tuple[SourcePosition, ...]]:
     """Return where a generation with this base begins to read each partition, by the subtask that reads it."""
-    begun = {(at.source, at.partition): replaced(at, subtask=None) for at in (base.positions if base else ())}
+    base_positions = {(at.source, at.partition): replaced(at, subtask=None) for at in (base.positions if base else ())}
     found = {(at.source, at.partition): at for at in state.discovered}
     positions: dict[Subtask, list[SourcePosition]] = {}
     for place, owner in owners(state, base).items():
-        at = begun.get(place) or found.get(place) or SourcePosition(*place, FIRST_RECORD)
+        at = base_positions.get(place) or found.get(place) or SourcePosition(*place, FIRST_RECORD)
         positions.setdefault(owner, []).append(at)
     return {subtask: tuple(each) for subtask, each in positions.items()}
 
@@ -306,39 +306,39 @@ def hold_back(state: Master, now: float, every: float) -> Step:
     phase = state.phase
     if not (isinstance(phase, Deployed) and state.rules.aligned and state.rules.parallelism > 1 and state.all_ready):
         return state, []
-    partitions: dict[Place, Reached] = {}
+    partitions: dict[Place, PartitionProgress] = {}
     reader: dict[Place, Subtask] = {}
-    for hosted in state.workers.values():
-        if hosted.subtask is not None:
-            mine = _reached(state, hosted)
+    for worker_entry in state.workers.values():
+        if worker_entry.subtask is not None:
+            mine = _reached(state, worker_entry)
             partitions |= mine
-            reader |= dict.fromkeys(mine, hosted.subtask)
+            reader |= dict.fromkeys(mine, worker_entry.subtask)
     window = max(ALIGNED_WITHIN_S, PULSES_PER_WINDOW * every)
     before = replace(phase.aligned, window=window)
-    aligned = looked(before, Look(now, partitions), state.rules.aligned)
-    state = replace(state, phase=replace(phase, aligned=aligned))
+    alignment = looked(before, Look(now, partitions), state.rules.aligned)
+    state = replace(state, phase=replace(phase, aligned=alignment))
     effects = []
     for worker in state.assigned:
         subtask = state.workers[worker].subtask
-        others = [(group, limit) for group, limit in aligned.limits.items() if reader[limit.slowest] != subtask]
+        others = [(group, limit) for group, limit in alignment.limits.items() if reader[limit.slowest] != subtask]
         later_than = {source: limit.at_us for group, limit in others for source in group.sources}
-        if aligned.limits or before.limits:  # an empty one ends those that were in force
+        if alignment.limits or before.limits:  # an empty one ends those that were in force
             effects.append(Send(worker, m.HoldBack(state.job.generation, later_than, window)))
     return state, [*effects]
 
 
-def _reached(state: Master, hosted: Hosted) -> dict[Place, Reached]:
+def _reached(state: Master, hosted: Hosted) -> dict[Place, PartitionProgress]:
     """Return how far a worker has read the partitions that this run has not read to their end, by its report."""
-    said, until = hosted.heartbeat.progress, state.rules.until
+    progress, until = hosted.heartbeat.progress, state.rules.until
     boundless = {source for group in state.rules.aligned for source in group.boundless}
-    ends = {(at.source, at.partition): at.offset for at in said.ends}
-    ended = {(at.source, at.partition) for at in said.ended}
-    found: dict[Place, Reached] = {}
-    for at in said.positions:
+    ends = {(at.source, at.partition): at.offset for at in progress.ends}
+    ended_places = {(at.source, at.partition) for at in progress.ended}
+    progress_by_place: dict[Place, PartitionProgress] = {}
+    for at in progress.positions:
         place = at.source, at.partition
-        if place in ended or place not in ends:
+        if place in ended_places or place not in ends:
             continue
         end = ends[place] if until is None else min(ends[place], until[at.source].get(at.partition, 0))
         left = ALWAYS_LEFT if at.source in boundless else max(0, end - max(at.offset, 0))
-        found[place] = Reached(at.offset, at.watermark, left)
-    return found
+        progress_by_place[place] = PartitionProgress(at.offset, at.watermark, left)
+    return progress_by_place

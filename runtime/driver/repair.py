@@ -52,7 +52,7 @@ class Order:
         return Rewinding(self.job.uuid, sink, to, tuple(mine), self.claim)
 
 
-class Repairs:
+class RunRepairs:
     """The repairs of one run.
 
     Args:
@@ -153,13 +153,13 @@ def repair_one(repository: Repository, spec: SinkSpec, order: Order) -> Repair:
         HoldfastError: the repair is impossible.
     """
     repairs, rewinding = spec.sink.repairs, order.rewinding(spec.name)
-    accepted = f"{spec.name}:impossible" in order.job.rewinds[-1].accepted and spec.path is None
-    if repairs is None and not accepted:
+    acceptance = f"{spec.name}:impossible" in order.job.rewinds[-1].accepted and spec.path is None
+    if repairs is None and not acceptance:
         raise not_repairable(spec.name)
     _deliver_left(repository, spec, order)
     if repairs is None:
         return _fence(spec, rewinding)
-    if accepted and repairs.plan_repair(rewinding, spec.schema, spec.upsert_key).verdict == "impossible":
+    if acceptance and repairs.plan_repair(rewinding, spec.schema, spec.upsert_key).verdict == "impossible":
         return _fence(spec, rewinding)
     return repairs.repair(rewinding, spec.schema, spec.upsert_key)
 
@@ -183,13 +183,13 @@ def _deliver_left(repository: Repository, spec: SinkSpec, order: Order) -> None:
     """Deliver the base's pending output, in order, under each writer's tags; skip output that the target has."""
     base, uuid = order.base, order.job.uuid
     pending = [item for item in base.pending if item.writer.sink == spec.name]
-    known = {done.writer: done.tag for done in base.confirmed if done.writer.sink == spec.name}
-    for writer in sorted({*known, *(item.writer for item in pending)}, key=lambda w: w.subtask):
+    base_tags = {done.writer: done.tag for done in base.confirmed if done.writer.sink == spec.name}
+    for writer in sorted({*base_tags, *(item.writer for item in pending)}, key=lambda w: w.subtask):
         target = spec.sink.open(uuid, writer, order.claim)
         try:
             standing = target.delivered()
-            if writer in known and (standing is None or standing < known[writer]):
-                raise went_back(f"sink {spec.name!r}, writer {writer.subtask}", standing, known[writer])
+            if writer in base_tags and (standing is None or standing < base_tags[writer]):
+                raise went_back(f"sink {spec.name!r}, writer {writer.subtask}", standing, base_tags[writer])
             for item in sorted((item for item in pending if item.writer == writer), key=lambda item: item.tag):
                 if standing is None or standing < item.tag:
                     rows = (batch for part in item.staged.parts for batch in spec.decode(repository.read(part)))

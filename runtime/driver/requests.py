@@ -71,7 +71,7 @@ ENDED_NOW = "ended"
 
 
 @dataclass(frozen=True)
-class Answer:
+class RequestAnswer:
     """The answer to a request."""
 
     accepted: bool
@@ -89,7 +89,7 @@ class Answer:
 
 def carry_out(
     state: Master, kind: str, args: Mapping[str, Any], generation: int, first: Generation
-) -> tuple[Master, list[Effect], Answer | None]:
+) -> tuple[Master, list[Effect], RequestAnswer | None]:
     """Carry out a request, or refuse it with a reason.
 
     Args:
@@ -106,7 +106,7 @@ def carry_out(
     refusal = _refusal(state, kind, args, generation, first)
     if refusal is not None:
         moved = kind == "rewind" and refusal == outdated(state, args)
-        return state, [], Answer(False, log.generation, refusal, moved)
+        return state, [], RequestAnswer(False, log.generation, refusal, moved)
     effects: list[Effect] = []
     if kind == "savepoint":
         state = replace(state, savepoints=(*state.savepoints, args["name"]))
@@ -118,7 +118,7 @@ def carry_out(
         state, effects = finish(state, drop_unread=args.get("unread") == DROP)
     else:
         state, effects = stop(state)
-    return state, effects, Answer(True, log.generation)
+    return state, effects, RequestAnswer(True, log.generation)
 
 
 def is_judged(state: Master, generation: int, first: Generation) -> bool:
@@ -344,10 +344,10 @@ def rewind_refusal(state: Master, args: Mapping[str, Any], *, ending: bool) -> s
         ending: The last barrier has been sent.
     """
     epoch, timeline, planned, job = args.get("epoch"), args.get("timeline"), args.get("planned"), state.job
-    accepted = args.get("accept", [])
+    acceptances = args.get("accept", [])
     if not isinstance(epoch, int) or not isinstance(timeline, int) or not isinstance(planned, int | None):
         return "the request does not name an epoch and a timeline to rewind to"
-    if not is_accept(accepted):
+    if not is_accept(acceptances):
         return "the request's `accept` is not a list of SINK:VERDICT"
     if (why := outdated(state, args)) is not None:
         return why
@@ -357,18 +357,21 @@ def rewind_refusal(state: Master, args: Mapping[str, Any], *, ending: bool) -> s
         return "the job is ending; rewind it when it has ended"
     if args.get("stop") and state.savepoints:
         return f"savepoint {state.savepoints[0]!r} has not been taken yet; rewind when it is complete"
-    if left := [sink for sink in state.rules.unrepairable if f"{sink}:impossible" not in accepted]:
+    if left := [sink for sink in state.rules.unrepairable if f"{sink}:impossible" not in acceptances]:
         return f"sink {left[0]!r} cannot take output back"
     return no_way_back(job, epoch) or no_way_back(_coming(state), epoch)
 
 
 def outdated(state: Master, args: Mapping[str, Any]) -> str | None:
     """Return the change of the job since the rewind was planned; None if the plan still fits."""
-    timeline, planned, job = args.get("timeline"), args.get("planned"), state.job
+    timeline, planned_generation, job = args.get("timeline"), args.get("planned"), state.job
     if not timeline == job.timeline == _coming(state).timeline or state.rewind is not None:
         return "another rewind of the job was accepted since the plan was made"
-    if planned is not None and planned != job.generation:
-        return f"the job has recovered since the plan was made: it is in generation {job.generation}, not {planned}"
+    if planned_generation is not None and planned_generation != job.generation:
+        return (
+            f"the job has recovered since the plan was made: it is in generation {job.generation}, not "
+            f"{planned_generation}"
+        )
     return None
 
 

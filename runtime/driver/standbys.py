@@ -43,14 +43,18 @@ Follows = dict[WorkerId, tuple[Subtask, ...]]
 
 def cover(state: Master) -> Master:
     """Let workers without a subtask follow subtasks, as many as the run has standbys."""
-    spare = [w for w, hosted in state.workers.items() if hosted.subtask is None]
+    spare = [w for w, worker_entry in state.workers.items() if worker_entry.subtask is None]
     spare.sort(key=lambda worker: state.workers[worker].role is None)  # a worker with copies stays a standby
     standbys = {worker: state.workers[worker] for worker in spare[: state.rules.standbys]}
     if not standbys or not isinstance(state.phase, Deployed):
         return state
-    follows: Follows = {w: _followed(hosted) for w, hosted in standbys.items()}
+    follows: Follows = {w: _followed(worker_entry) for w, worker_entry in standbys.items()}
     subtasks = [Subtask(s) for s in range(state.rules.parallelism)]
-    hosts = {hosted.subtask: hosted.host for hosted in state.workers.values() if hosted.subtask is not None}
+    hosts = {
+        worker_entry.subtask: worker_entry.host
+        for worker_entry in state.workers.values()
+        if worker_entry.subtask is not None
+    }
     for subtask in subtasks:
         if not _followers(follows, subtask):
             _add(follows, _least_busy(follows, {w for w in follows if standbys[w].host == hosts[subtask]}), subtask)
@@ -210,15 +214,15 @@ def passed(
     """
     if before is None or [h.key_groups for h in before.state] != [h.key_groups for h in after.state]:
         return {}
-    found: dict[Subtask, tuple[Waypoint, ...]] = {}
+    waypoints: dict[Subtask, tuple[Waypoint, ...]] = {}
     for old, new in zip(before.state, after.state, strict=True):
         base, oldest = base_of(new), min(copies.get(new.subtask, ()), default=base_of(new))
         every = known.get(new.subtask, ())
         if base_of(old) != base:
             every = (*every, Waypoint(before.epoch, old))
         if ahead := [each for each in every if oldest < each.epoch][-WAYPOINTS_MAX:] if oldest < base else []:
-            found[new.subtask] = tuple(ahead)
-    return found
+            waypoints[new.subtask] = tuple(ahead)
+    return waypoints
 
 
 def next_for(known: Waypoints, handle: SnapshotHandle, at: Epoch, is_kept: Callable[[Epoch], bool]) -> Waypoint | None:

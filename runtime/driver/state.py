@@ -222,7 +222,7 @@ class Hosted:
     @property
     def subtask(self) -> Subtask | None:
         """Return the subtask that the worker runs; None if it runs none."""
-        return self.role.subtask if isinstance(self.role, m.Active) else None
+        return self.role.subtask if isinstance(self.role, m.ActiveRole) else None
 
     @property
     def site(self) -> Site:
@@ -251,7 +251,7 @@ class Restart:
 
 
 @dataclass(frozen=True)
-class Failure:
+class RunFailure:
     """One failure that counts against the restart limit."""
 
     at: float
@@ -456,7 +456,7 @@ class Master:
     launching: Mapping[int, float] = field(default_factory=dict)
     """Spark jobs whose worker has not registered yet, with their start time."""
     launches: int = 0
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[RunFailure, ...] = ()
     """Failures within the window, oldest first; the first is reported as the cause."""
     failures_in_a_row: int = 0
     """Since the last completed epoch."""

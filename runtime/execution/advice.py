@@ -54,7 +54,7 @@ def _uncommitted_writes(spec: SinkSpec, job: joblog.Job, starts: Mapping[Origin,
     if (sink := immediate_sink(spec)) is None:
         return []
     try:
-        written = sink.written(job.uuid, spec.name)
+        written_offsets = sink.written(job.uuid, spec.name)
     except Unavailable as error:
         away = f"sink {spec.name!r} cannot report how far it is written ({error.what})"
         return [f"{away}; if the code before it has changed since a crash, rows of the old code may remain"]
@@ -63,6 +63,6 @@ def _uncommitted_writes(spec: SinkSpec, job: joblog.Job, starts: Mapping[Origin,
         f"wrote rows from offsets {max(0, starts.get(each.origin, 0))} to {each.offset - 1} of partition "
         f"{each.origin.partition} of source {each.origin.source!r}; they stay as they are unless later records replace "
         f"them.\nNext: to avoid this, run the old code and end it with holdfast stop {job.name} before changing it"
-        for each in sorted(written, key=lambda each: each.origin)
+        for each in sorted(written_offsets, key=lambda each: each.origin)
         if each.path != spec.path and each.timeline == job.timeline and each.offset > starts.get(each.origin, 0)
     ]

@@ -21,7 +21,7 @@ from holdfast.model import Generation
 from holdfast.ports import Lane
 from holdfast.runtime.driver.loop import DriverLoop
 from holdfast.runtime.execution.prepare import Prepared
-from holdfast.runtime.job.requests import Inbox, Request
+from holdfast.runtime.job.requests import Inbox, JobRequest
 from holdfast.runtime.rewind.plan import granted
 from holdfast.runtime.rewind.sources import missing_records
 from holdfast.runtime.rewind.target import while_it_goes_on
@@ -56,15 +56,17 @@ class Asking:
     def _looked_at(self, job: Job, args: Mapping[str, Any]) -> Mapping[str, Any] | str:
         """Return the allowed rewind, or why none is allowed."""
 
-        prepared, repository = self._prepared, self._prepared.folder.repository
+        prepared_run, repository = self._prepared, self._prepared.folder.repository
 
         def look(now: Job) -> Mapping[str, Any] | str:
-            missing = missing_records(repository, now, args.get("epoch", 0), prepared.plan)
-            return missing or granted(repository, now, args, prepared.outputs, operators=prepared.state.operators)
+            missing = missing_records(repository, now, args.get("epoch", 0), prepared_run.plan)
+            return missing or granted(
+                repository, now, args, prepared_run.outputs, operators=prepared_run.state.operators
+            )
 
         return while_it_goes_on(repository, job, look)
 
-    def _carry_out(self, request: Request, found: object) -> None:
+    def _carry_out(self, request: JobRequest, found: object) -> None:
         """Let the loop carry out a request that passed its check, and answer it; else answer with the reason."""
         why = found.what if isinstance(found, HoldfastError) else found
         if isinstance(why, BaseException):

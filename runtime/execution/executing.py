@@ -23,13 +23,13 @@ from holdfast.runtime.driver.loop import DriverLoop
 from holdfast.runtime.execution.prepare import Prepared
 from holdfast.runtime.job import status
 from holdfast.runtime.job.delays import DelaysOfRun
-from holdfast.runtime.job.live import Measured, Repairing, Status
+from holdfast.runtime.job.live import Measured, RepairingSink, Status
 from holdfast.runtime.job.requests import Inbox
 from holdfast.runtime.wire.presence import myself
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """How a run ended, and its last status."""
 
     kind: str
@@ -51,15 +51,15 @@ class Ports(Protocol):
 class Execution(Protocol):
     """One way to carry out a plan."""
 
-    def run(self, prepared: Prepared, ports: Ports) -> Outcome:
+    def run(self, prepared: Prepared, ports: Ports) -> RunOutcome:
         """Run the job until it finishes, stops, fails or is fenced."""
 
 
-def execute(prepared: Prepared, execution: Execution, ports: Ports) -> Outcome:
+def execute(prepared: Prepared, execution: Execution, ports: Ports) -> RunOutcome:
     """Run a prepared job; one that has finished is not run again."""
     job = prepared.folder.job
     if job is not None and job.finished:
-        return Outcome("already finished", None, status.of_log(job, prepared.plan.app, prepared.folder.root))
+        return RunOutcome("already finished", None, status.of_log(job, prepared.plan.app, prepared.folder.root))
     return execution.run(prepared, ports)
 
 
@@ -81,21 +81,23 @@ class Publisher:
 
     def publish(self, loop: DriverLoop, now_us: int) -> Status:
         """Return the status of the run, and write it unless another run owns the file."""
-        shown = status.of_run(loop.state, self._root, self._mode, myself(self._owner, now_us))
-        problems = list(shown.problems)
+        run_status = status.of_run(loop.state, self._root, self._mode, myself(self._owner, now_us))
+        problems = list(run_status.problems)
         in_background = loop.sweep.problem, loop.compactions.problem, loop.publications.problem
         problems += [status.refused(problem) for problem in in_background if problem is not None]
         if (refused := loop.refused or self._refused) is not None:
             problems.append(status.root_refused(refused))
         problems += status.records_at_risk(loop.loss_alarm.risks, loop.loss_alarm.within_s)
         problems += status.unreadable_requests(self._root, self._inbox.unreadable)
-        repairing = tuple(Repairing(sink, error) for sink, error in loop.repairs.left().items())
-        shown = status.with_oldest(replace(shown, problems=tuple(problems), repairing=repairing), loop.loss_alarm.kept)
-        shown = replace(shown, delays=self._measured(loop, shown))
-        data = json.dumps(shown.as_json()).encode()
+        repairing = tuple(RepairingSink(sink, error) for sink, error in loop.repairs.left().items())
+        run_status = status.with_oldest(
+            replace(run_status, problems=tuple(problems), repairing=repairing), loop.loss_alarm.kept
+        )
+        run_status = replace(run_status, delays=self._measured(loop, run_status))
+        data = json.dumps(run_status.as_json()).encode()
         if loop.outcome is None or loop.outcome[0] != "fenced":
             self._lane("live").submit(lambda: self._store.put("live.json", data), self._written)
-        return shown
+        return run_status
 
     def _measured(self, loop: DriverLoop, shown: Status) -> Measured:
         """Return the delays of this run, with those since the last call."""

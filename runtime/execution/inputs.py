@@ -32,11 +32,11 @@ def look_at(plan: Plan, positions: Sequence[SourcePosition], spec: SourceSpec) -
         positions: Those of the last checkpoint; none before the first.
     """
     try:
-        with closing(spec.source.open()) as opened:
-            refuse_other_sources(plan.app, positions, {spec.name: opened})
-            partitions = tuple(opened.partitions())
+        with closing(spec.source.open()) as source:
+            refuse_other_sources(plan.app, positions, {spec.name: source})
+            partitions = tuple(source.partitions())
             refusal = _changed_partitions(plan, positions, spec.name, partitions)
-            return SourceFacts(None, partitions, opened.end_offsets()) if refusal is None else SourceFacts(refusal)
+            return SourceFacts(None, partitions, source.end_offsets()) if refusal is None else SourceFacts(refusal)
     except HoldfastError as error:
         return SourceFacts(error)
 

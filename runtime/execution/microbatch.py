@@ -16,10 +16,10 @@ from holdfast.model import WorkerId
 from holdfast.ports import Clock, Lane, ObjectStore
 from holdfast.runtime.driver.gathering import local_paths
 from holdfast.runtime.driver.state import Site
-from holdfast.runtime.execution.executing import Outcome, Ports
+from holdfast.runtime.execution.executing import Ports, RunOutcome
 from holdfast.runtime.execution.on_spark import IMPORTING
 from holdfast.runtime.execution.prepare import Prepared
-from holdfast.runtime.execution.running import Run
+from holdfast.runtime.execution.running import DriverRun
 from holdfast.runtime.job.live import Status
 from holdfast.runtime.microbatch.host import Host
 from holdfast.runtime.processes.memory import container_of
@@ -37,7 +37,7 @@ EPOCH_DEADLINE_S = 24 * 3_600.0
 class Microbatch:
     """Carries out the plan with one Spark job per epoch; see runtime/execution/executing.py."""
 
-    def run(self, prepared: Prepared, ports: Ports) -> Outcome:
+    def run(self, prepared: Prepared, ports: Ports) -> RunOutcome:
         """See Execution.run."""
         settings = prepared.settings
         check_java(os.environ)
@@ -45,17 +45,17 @@ class Microbatch:
         ports.note(f"starting the first Spark job: {IMPORTING}")
         container = container_of(prepared.plan, settings, dict(context.getConf().getAll()))
         host = driver_host(context)
-        return Run(
+        return DriverRun(
             prepared, ports, "microbatch", host, lambda run: _Batches(run, context, container), EPOCH_DEADLINE_S
         ).run()
 
 
-class _HostPorts:
+class _RunHostPorts:
     """The ports of the host: those of the driver, where it runs."""
 
     network: Network  # tasks exchange blocks in Spark's shuffle
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: DriverRun) -> None:
         self._run = run
         self.clock: Clock = run.clock
         self.store: ObjectStore = run.prepared.folder.store
@@ -71,12 +71,12 @@ class _HostPorts:
 class _Batches:
     """The epochs of one run as Spark jobs; see running.Hosting."""
 
-    def __init__(self, run: Run, context: SparkContext, container: int | None) -> None:
+    def __init__(self, run: DriverRun, context: SparkContext, container: int | None) -> None:
         self._run, settings = run, run.prepared.settings
         prepared, shared = run.prepared, settings.shared_paths == "true"
         paths = () if shared else local_paths(prepared.plan, prepared.folder.root)
         self._jobs = SparkJobs(context, prepared.folder.root, paths, settings, container, ended=self._ended)
-        ports = _HostPorts(run)
+        ports = _RunHostPorts(run)
         name, boot = socket.gethostname(), boot_id()
 
         def register(worker: WorkerId, launch: int) -> m.Register:

@@ -49,7 +49,7 @@ class Started:
     processes: Callable[[WorkerTask, LaunchEnded], Processes]
 
 
-class Place(Protocol):
+class WorkerPlace(Protocol):
     """Where worker processes run."""
 
     def start(self, prepared: Prepared, ports: Ports) -> Started:

@@ -104,7 +104,7 @@ def prepare(
 def _started(facts: Facts) -> Prepared:
     """Copy sources, and return the run that the facts describe. Nothing else may refuse the job after hours."""
     folder, before = facts.folder, facts.folder.before
-    adopted = facts.adopted
+    adopted_owners = facts.adopted
     plan, operators = identified(facts.plan, folder.operators, facts.given)
     plan = replace(plan, sources=tuple(_with_copy(spec, facts) for spec in plan.sources))
     looks = {spec.name: facts.look(spec) for spec in plan.sources}
@@ -122,7 +122,7 @@ def _started(facts: Facts) -> Prepared:
         ),
         state=StartState(operators, Checked(NO_EPOCH if before is None else before.epoch, folder.operators)),
         targets=StartTargets(
-            None if before is None else GoneSinks(gone_sinks(facts.outputs, before), before.epoch), adopted
+            None if before is None else GoneSinks(gone_sinks(facts.outputs, before), before.epoch), adopted_owners
         ),
         warnings=warnings_of(facts, plan, partitions),
     )

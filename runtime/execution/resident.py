@@ -13,10 +13,10 @@ from dataclasses import replace
 
 from holdfast.model import WorkerId
 from holdfast.runtime.driver.state import Site
-from holdfast.runtime.execution.executing import Outcome, Ports
-from holdfast.runtime.execution.places import Place, Started
+from holdfast.runtime.execution.executing import Ports, RunOutcome
+from holdfast.runtime.execution.places import Started, WorkerPlace
 from holdfast.runtime.execution.prepare import Prepared
-from holdfast.runtime.execution.running import Run
+from holdfast.runtime.execution.running import DriverRun
 from holdfast.runtime.job.live import Status
 from holdfast.runtime.processes.control import ControlServer
 from holdfast.runtime.processes.detour import detour_of
@@ -37,34 +37,36 @@ class Resident:
         place: Where their processes run.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: WorkerPlace) -> None:
         self._place = place
 
-    def run(self, prepared: Prepared, ports: Ports) -> Outcome:
+    def run(self, prepared: Prepared, ports: Ports) -> RunOutcome:
         """See Execution.run."""
-        started = self._place.start(prepared, ports)
-        prepared = replace(prepared, settings=started.settings)
-        deadline = max(30.0, started.settings.checkpoint_every_ms / 100)
-        return Run(prepared, ports, "continuous", started.host, lambda run: _Workers(run, started), deadline).run()
+        run_host = self._place.start(prepared, ports)
+        prepared = replace(prepared, settings=run_host.settings)
+        deadline = max(30.0, run_host.settings.checkpoint_every_ms / 100)
+        return DriverRun(
+            prepared, ports, "continuous", run_host.host, lambda run: _Workers(run, run_host), deadline
+        ).run()
 
 
 class _Workers:
     """The workers of one run; see running.Hosting."""
 
-    def __init__(self, run: Run, started: Started) -> None:
-        self._run, prepared = run, run.prepared
-        credentials = make_credentials(is_wanted(prepared.settings.tls, started.host))
-        self._control = ControlServer(started.host, credentials, self._received, self._stream_closed)
+    def __init__(self, run: DriverRun, run_host: Started) -> None:
+        self._run, prepared_run = run, run.prepared
+        credentials = make_credentials(is_wanted(prepared_run.settings.tls, run_host.host))
+        self._control = ControlServer(run_host.host, credentials, self._received, self._stream_closed)
         task = WorkerTask(
-            plan=prepared.plan,
-            root=prepared.folder.root,
+            plan=prepared_run.plan,
+            root=prepared_run.folder.root,
             driver=self._control.address,
             credentials=credentials,
-            settings=prepared.settings,
+            settings=prepared_run.settings,
             detour=detour_of(os.environ),
-            container=started.container,
+            container=run_host.container,
         )
-        self._processes = started.processes(task, self._launch_ended)
+        self._processes = run_host.processes(task, self._launch_ended)
         self._zombies: list[tuple[float, int]] = []
         self._ended: list[tuple[float, int, str]] = []
         """Launches whose process has ended unexpectedly, and when the driver's loop is informed."""

@@ -22,7 +22,7 @@ from holdfast.runtime.driver.repair import unrepairable
 from holdfast.runtime.driver.requests import left_undone
 from holdfast.runtime.driver.state import Rules, Site
 from holdfast.runtime.execution.asking import Asking
-from holdfast.runtime.execution.executing import Outcome, Ports, Publisher
+from holdfast.runtime.execution.executing import Ports, Publisher, RunOutcome
 from holdfast.runtime.execution.heap import spared
 from holdfast.runtime.execution.prepare import Prepared
 from holdfast.runtime.execution.signals import STOPPING, StopSignals
@@ -70,7 +70,7 @@ class Hosting(Protocol):
         """End the started processes; with `hurry`, wait for none."""
 
 
-class Run:
+class DriverRun:
     """The driver process at work.
 
     Args:
@@ -86,7 +86,7 @@ class Run:
         ports: Ports,
         mode: str,
         host: str,
-        hosting: Callable[[Run], Hosting],
+        hosting: Callable[[DriverRun], Hosting],
         epoch_deadline: float,
     ) -> None:
         self.clock = SystemClock()
@@ -104,7 +104,7 @@ class Run:
         self._asking = Asking(self._inbox, self.loop, self.lane, prepared)
         self._hosting = hosting(self)
 
-    def run(self) -> Outcome:
+    def run(self) -> RunOutcome:
         """Run the job to its end."""
         hurry = True  # after an interrupt or a defect
         with spared(), StopSignals() as signals:
@@ -116,7 +116,7 @@ class Run:
                 self._hosting.close(hurry=hurry)
                 self._lanes.close()
 
-    def _run(self, signals: StopSignals) -> Outcome:
+    def _run(self, signals: StopSignals) -> RunOutcome:
         loop, now, job = self.loop, self.clock.monotonic, self.prepared.folder.job
         loop.begin(job, "started" if job is None else "started again")
         next_publish = next_requests = 0.0
@@ -144,7 +144,7 @@ class Run:
         last = self._publish()
         self._flush("live")
         kind, error = loop.outcome
-        return Outcome(kind, error, last)
+        return RunOutcome(kind, error, last)
 
     # Ports of the driver's loop
 

@@ -21,7 +21,7 @@ from holdfast.model import ObjectRef
 from holdfast.ports import ObjectStore
 from holdfast.runtime.plan.source import COPIES
 from holdfast.state.changelog import Block, write_as
-from holdfast.storage.hashing import Sink
+from holdfast.storage.hashing import ByteSink
 
 AGAIN = "check the store, then fork again"
 
@@ -64,7 +64,7 @@ def _copy(
     """Copy a segment; return the copy and its blocks."""
     blocks = list[Block]()
 
-    def write(out: Sink) -> None:
+    def write(out: ByteSink) -> None:
         blocks.extend(write_as(file, new.uuid, GENERATION, TIMELINE, out).blocks)
 
     with open_verified(of, ref) as file:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from holdfast.checkpoint.forks import NewJob, first_record, forked_manifest
-from holdfast.checkpoint.joblog import Completed, Forked, Origin, Record
+from holdfast.checkpoint.joblog import Completed, Forked, ForkOrigin, Record
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.repository import Repository
 from holdfast.errors import ConfigError, Damaged, HoldfastError, Unavailable, Where
@@ -40,7 +40,7 @@ class Fork:
         manifest: The first checkpoint of the new job.
     """
 
-    origin: Origin
+    origin: ForkOrigin
     at: int
     manifest: Manifest
     copied: Copied
@@ -78,15 +78,15 @@ def fork(
         Damaged: an object of the checkpoint is missing, or differs from what was written.
         Unavailable: a store cannot be reached, or the outcome is unknown.
     """
-    began, copied = clock.monotonic(), Copied()
+    began, copy_counts = clock.monotonic(), Copied()
     repository = Repository(into)
     try:
         before = stored.repository.load_manifest(done.body.manifest)
-        origin = Origin(stored.name, stored.job.uuid, done.timeline, done.body.epoch, _targets(before))
+        origin = ForkOrigin(stored.name, stored.job.uuid, done.timeline, done.body.epoch, _targets(before))
         origins = (*stored.repository.origins(), origin)
         holding, whole = with_topic(stored, before, (0, before.key_groups))
-        copies = copy_state(holding.store, into, new, whole, copied)
-        copy_sources(stored.store, into, new, copied)
+        copies = copy_state(holding.store, into, new, whole, copy_counts)
+        copy_sources(stored.store, into, new, copy_counts)
         manifest = forked_manifest(whole, new, lambda ref: copies[ref.path])
         ref = repository.store_manifest(manifest, new.owner)
     except Damaged as error:
@@ -97,7 +97,7 @@ def fork(
     duration_ms = round((clock.monotonic() - began) * 1000)
     total = sum(copy.size for copy in copies.values())
     _create(stored, repository, first_record(new, manifest, origins, ref, duration_ms, total), wait)
-    return Fork(origin, done.at, manifest, copied, duration_ms)
+    return Fork(origin, done.at, manifest, copy_counts, duration_ms)
 
 
 def _create(stored: Stored, repository: Repository, record: Record, wait: Callable[[], object]) -> None:
@@ -107,12 +107,12 @@ def _create(stored: Stored, repository: Repository, record: Record, wait: Callab
         if attempt:
             wait()
         try:
-            found = repository.create_record(record)
+            stored_record = repository.create_record(record)
         except Unavailable:
             continue
-        if found.owner == record.owner:
+        if stored_record.owner == record.owner:
             return
-        raise _exists(record.body.name, found.body.origins if isinstance(found.body, Forked) else ())
+        raise _exists(record.body.name, stored_record.body.origins if isinstance(stored_record.body, Forked) else ())
     name = record.body.name
     raise Unavailable(
         f"the log of job {name!r} could not be created in {ATTEMPTS_MAX} attempts, and the outcome of the last is "
@@ -131,7 +131,7 @@ def _targets(manifest: Manifest) -> dict[str, dict[str, str]]:
     return {name: {"kind": sink["kind"], **sink["place"]} for name, sink in shape["sinks"].items()}
 
 
-def _exists(name: str, origins: tuple[Origin, ...]) -> ConfigError:
+def _exists(name: str, origins: tuple[ForkOrigin, ...]) -> ConfigError:
     what, next_step = f"job {name!r} exists already", "choose another name"
     if origins:
         what += f": it was forked from epoch {origins[-1].epoch} of job {origins[-1].job!r}"

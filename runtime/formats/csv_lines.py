@@ -33,7 +33,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from holdfast.errors import ConfigError
-from holdfast.runtime.formats.halving import Unfit, by_halves
+from holdfast.runtime.formats.halving import UndecodableLines, by_halves
 from holdfast.runtime.formats.json_lines import TIME_OF_DAY, as_times, as_times_of_day
 from holdfast.runtime.rows.dead_letters import Refused
 
@@ -114,9 +114,9 @@ class CsvLines:
         try:
             table = pa.csv.read_csv(pa.BufferReader(text), options, self._parse, self._convert).combine_chunks()
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise Unfit(_reason(error)) from None
+            raise UndecodableLines(_reason(error)) from None
         if table.num_rows != len(lines):
-            raise Unfit("it is more than one row")
+            raise UndecodableLines("it is more than one row")
         columns = [_column(field, table.column(field.name)) for field in self._schema]
         return _without_nulls(self._schema, columns, places, why)
 
@@ -138,7 +138,7 @@ def _column(field: pa.Field, found: pa.ChunkedArray) -> pa.Array:
         try:
             return as_times_of_day(column) if field.type == TIME_OF_DAY else as_times(column, field.type)
         except (pa.ArrowInvalid, ValueError) as error:
-            raise Unfit(f"column {field.name!r}: {_reason(error)}") from None
+            raise UndecodableLines(f"column {field.name!r}: {_reason(error)}") from None
     is_text = pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
     return pc.fill_null(column, "") if is_text and not field.nullable else column
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 Together = Callable[[Sequence[bytes], Sequence[int], dict[int, str]], pa.RecordBatch]
 
 
-class Unfit(Exception):
+class UndecodableLines(Exception):
     """The lines cannot be decoded together; the text is the reason for a single line."""
 
 
@@ -33,7 +33,7 @@ def by_halves(
         return
     try:
         yield together(lines, places, why)
-    except Unfit as wrong:
+    except UndecodableLines as wrong:
         if len(lines) == 1:
             why[places[0]] = str(wrong)
             return

@@ -48,12 +48,12 @@ import pyarrow.json
 from numpy.typing import NDArray
 
 from holdfast.errors import ConfigError
-from holdfast.runtime.formats.halving import Unfit, by_halves, without_nulls
+from holdfast.runtime.formats.halving import UndecodableLines, by_halves, without_nulls
 from holdfast.runtime.formats.json_values import NestedJson, is_nested
 from holdfast.runtime.rows.dead_letters import Refused
 
 if TYPE_CHECKING:
-    from holdfast.runtime.formats.flat.reading import FlatObjects, Found
+    from holdfast.runtime.formats.flat.reading import FlatObjects, FlatRows
 
 Times = Literal["rfc3339", "s", "ms", "us"]
 TIMES: tuple[Times, ...] = ("rfc3339", "s", "ms", "us")
@@ -99,31 +99,31 @@ class JsonLines:
     def decode(self, values: Sequence[bytes | None] | pa.BinaryArray) -> tuple[pa.RecordBatch, dict[int, Refused]]:
         """Return the rows of these values, and those that are refused, by their index."""
         array = values if isinstance(values, pa.Array) else pa.array(values, pa.binary())
-        found = self._flat(array) if _is_utf8(array) else None
-        if found is None or not len(found.rows):
+        flat_rows = self._flat(array) if _is_utf8(array) else None
+        if flat_rows is None or not len(flat_rows.rows):
             return self._any(array.to_pylist())
         columns = [
             _with_default(column, field, self._defaults[field.name], missing)
             if field.name in self._defaults
             else column
-            for field, column, missing in zip(self._schema, found.columns, found.missing, strict=True)
+            for field, column, missing in zip(self._schema, flat_rows.columns, flat_rows.missing, strict=True)
         ]
-        accepted = np.ones(len(found.rows), bool)
+        valid_mask = np.ones(len(flat_rows.rows), bool)
         for name in self._strict:  # refused below, with the reason
             if (column := columns[self._schema.get_field_index(name)]).null_count:
-                accepted &= column.is_valid().to_numpy(zero_copy_only=False)
-        if accepted.all() and len(found.rows) == len(array):
+                valid_mask &= column.is_valid().to_numpy(zero_copy_only=False)
+        if valid_mask.all() and len(flat_rows.rows) == len(array):
             return pa.RecordBatch.from_arrays(columns, schema=self._schema), {}
-        quick, rows = [column.filter(pa.array(accepted)) for column in columns], found.rows[accepted]
+        quick, rows = [column.filter(pa.array(valid_mask)) for column in columns], flat_rows.rows[valid_mask]
         rest = np.setdiff1d(np.arange(len(array)), rows, assume_unique=True)
-        others, refused = self._any(array.take(pa.array(rest)).to_pylist())
-        read = np.delete(rest, list(refused))
+        others, refusals = self._any(array.take(pa.array(rest)).to_pylist())
+        read = np.delete(rest, list(refusals))
         both = [pa.concat_arrays([one, other]) for one, other in zip(quick, others.columns, strict=True)]
         order = pa.array(np.argsort(np.concatenate([rows, read])))
         batch = pa.RecordBatch.from_arrays([column.take(order) for column in both], schema=self._schema)
-        return batch, {int(rest[place]): each for place, each in refused.items()}
+        return batch, {int(rest[place]): each for place, each in refusals.items()}
 
-    def _flat(self, values: pa.BinaryArray) -> Found | None:
+    def _flat(self, values: pa.BinaryArray) -> FlatRows | None:
         """Return the objects that the compiled parser can read; None if it cannot be used."""
         if self._nested:
             return None
@@ -137,11 +137,13 @@ class JsonLines:
         if self._quick is False:
             return None
         try:
-            found = self._quick.read(values)
-            columns = [self._convert[field.name](each) for field, each in zip(self._schema, found.columns, strict=True)]
+            flat_rows = self._quick.read(values)
+            columns = [
+                self._convert[field.name](each) for field, each in zip(self._schema, flat_rows.columns, strict=True)
+            ]
         except (pa.ArrowInvalid, binascii.Error, ValueError):  # a value is refused; which one is found below
             return None
-        return replace(found, columns=columns)
+        return replace(flat_rows, columns=columns)
 
     def _any(self, values: Sequence[bytes | None]) -> tuple[pa.RecordBatch, dict[int, Refused]]:
         """Return the rows of any values; see `decode`."""
@@ -162,9 +164,9 @@ class JsonLines:
             options = pa.json.ReadOptions(use_threads=False, block_size=len(text) + 1)
             table = pa.json.read_json(pa.BufferReader(text), options, self._parse).combine_chunks()
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise Unfit(_reason(error)) from None
+            raise UndecodableLines(_reason(error)) from None
         if table.num_rows != len(lines):
-            raise Unfit("it is more than one JSON value")
+            raise UndecodableLines("it is more than one JSON value")
         nested = self._nested_columns(lines)
         columns = [
             nested[field.name] if field.name in nested else self._column(field, table.column(field.name), lines)
@@ -178,9 +180,9 @@ class JsonLines:
         try:
             rows = [_OBJECT.decode(line) for line in lines]
         except msgspec.DecodeError as error:
-            raise Unfit(str(error)) from None
+            raise UndecodableLines(str(error)) from None
         except RecursionError:
-            raise Unfit("it is nested too deeply") from None
+            raise UndecodableLines("it is nested too deeply") from None
         columns = {name: nested.column([row.get(name) for row in rows]) for name, nested in self._nested.items()}
         return {name: self._defaulted(self._schema.field(name), column, lines) for name, column in columns.items()}
 
@@ -189,7 +191,7 @@ class JsonLines:
         try:
             column = self._convert[field.name](column)
         except (pa.ArrowInvalid, binascii.Error, ValueError) as error:
-            raise Unfit(f"column {field.name!r}: {_reason(error)}") from None
+            raise UndecodableLines(f"column {field.name!r}: {_reason(error)}") from None
         return self._defaulted(field, column, lines)
 
     def _defaulted(self, field: pa.Field, column: pa.Array, lines: Sequence[bytes]) -> pa.Array:
@@ -215,15 +217,15 @@ def _refuse_what_is_ignored(text: bytes, lines: Sequence[bytes]) -> None:
         try:
             text.decode("utf-8")
         except UnicodeDecodeError:
-            raise Unfit("it is not UTF-8") from None
+            raise UndecodableLines("it is not UTF-8") from None
     if b"NaN" in text or b"Inf" in text:  # also in strings, where they are allowed
         for line in lines:
             try:
                 _OBJECT.decode(line)
             except msgspec.DecodeError as error:
-                raise Unfit(str(error)) from None
+                raise UndecodableLines(str(error)) from None
             except RecursionError:
-                raise Unfit("it is nested too deeply") from None
+                raise UndecodableLines("it is nested too deeply") from None
 
 
 def _are_lines(values: Sequence[bytes | None]) -> bool:
@@ -271,7 +273,7 @@ def _has(line: bytes, name: str) -> bool:
     except msgspec.DecodeError:  # pyarrow accepts it
         return False
     except RecursionError:  # pyarrow accepts it, in a field that is ignored
-        raise Unfit("it is nested too deeply") from None
+        raise UndecodableLines("it is nested too deeply") from None
 
 
 def _form_of(field: pa.Field, times: Times) -> tuple[pa.DataType, Convert]:

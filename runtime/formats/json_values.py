@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from holdfast.runtime.formats.halving import Unfit
+from holdfast.runtime.formats.halving import UndecodableLines
 
 Form = tuple[pa.DataType, Callable[[pa.Array], pa.Array]]
 """The type that a flat value is read as, and the function that makes a column of it."""
@@ -45,9 +45,9 @@ class NestedJson:
         try:
             return self._build([None if value is None else decode(value) for value in values])
         except (msgspec.DecodeError, pa.ArrowInvalid, ValueError, OverflowError) as error:
-            raise Unfit(f"column {self._name!r}: {str(error).splitlines()[0]}") from None
+            raise UndecodableLines(f"column {self._name!r}: {str(error).splitlines()[0]}") from None
         except RecursionError:
-            raise Unfit("it is nested too deeply") from None
+            raise UndecodableLines("it is nested too deeply") from None
 
 
 def is_nested(kind: pa.DataType) -> bool:
@@ -107,11 +107,11 @@ def _builder(field: pa.Field, form_of: FormOf) -> Callable[[list[Any]], pa.Array
 
 
 def _lists(kind: pa.DataType, items: Callable[[list[Any]], pa.Array]) -> Callable[[list[Any]], pa.Array]:
-    made = pa.LargeListArray if pa.types.is_large_list(kind) else pa.ListArray
+    array_type = pa.LargeListArray if pa.types.is_large_list(kind) else pa.ListArray
 
     def build(values: list[Any]) -> pa.Array:
         inner = items(list(chain.from_iterable(filter(None, values))))
-        return made.from_arrays(_offsets(values, kind), inner, type=kind, mask=_missing(values))
+        return array_type.from_arrays(_offsets(values, kind), inner, type=kind, mask=_missing(values))
 
     return build
 

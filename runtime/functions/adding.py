@@ -26,9 +26,9 @@ from holdfast.runtime.functions.contract import (
     Kind,
     Known,
     Slots,
+    SlotValues,
     State,
     StateColumn,
-    Values,
     defaults_of,
 )
 from holdfast.runtime.functions.decimals import DecimalMean, DecimalSum
@@ -63,7 +63,7 @@ def unseen(states: State) -> NDArray[np.bool_] | None:
 
 
 @dataclass(frozen=True)
-class Count(Kind):
+class CountKind(Kind):
     """Rows, or values that are not null."""
 
     name: ClassVar[str] = "count"
@@ -76,7 +76,7 @@ class Count(Kind):
 
 
 @dataclass(frozen=True)
-class Sum(Kind):
+class SumKind(Kind):
     """The sum of a column."""
 
     name: ClassVar[str] = "sum"
@@ -128,7 +128,7 @@ class Adding(AggregateFunction):
     def operations(self) -> Mapping[str, Do]:
         return seen_too(self.columns, {self.role: self.do})
 
-    def check(self, state: State, given: Values, known: Known) -> bool:
+    def check(self, state: State, given: SlotValues, known: Known) -> bool:
         return self.do != Do.ADD_INT or _fit(state, self.role, given, known)
 
     def combine(self, states: State, groups: Groups, count: int) -> State:
@@ -137,11 +137,11 @@ class Adding(AggregateFunction):
             beyond = _beyond(groups, np.zeros(groups.size, np.int64), values)
             if beyond is not None:
                 raise CannotFold(TOO_LARGE, USE_FLOATS, beyond)
-        merged = defaults_of(self.columns, count)
+        totals = defaults_of(self.columns, count)
         with np.errstate(invalid="ignore", over="ignore"):  # infinities and NaN are results, not mistakes
-            for role, values in merged.items():
+            for role, values in totals.items():
                 np.add.at(values, groups, states[role])
-        return merged
+        return totals
 
     def results(self, states: State) -> pa.Array:
         values = states[self.role]
@@ -150,7 +150,7 @@ class Adding(AggregateFunction):
         return pa.array(values, mask=unseen(states))
 
 
-def _fit(state: State, role: str, given: Values, known: Known) -> bool:
+def _fit(state: State, role: str, given: SlotValues, known: Known) -> bool:
     """Return whether the new sums fit int64."""
     values = given.values(np.dtype(np.int64))
     if values.size == 0:

@@ -198,19 +198,19 @@ def check_former(aggregations: Mapping[str, object], where: str) -> None:
     Raises:
         ConfigError: with the name.
     """
-    claimed: set[str] = set()
+    former_names: set[str] = set()
     for name, aggregation in aggregations.items():
         former = aggregation.former if isinstance(aggregation, Aggregation) else None
         if former is None or former == name:
             continue
-        if former in aggregations or former in claimed:
+        if former in aggregations or former in former_names:
             owner = "is an aggregate here too" if former in aggregations else "is claimed twice"
             raise ConfigError(
                 f"{where}: {name}={aggregation}.was({former!r}) continues the state of {former!r}, which {owner}",
                 not_done="the job was not planned",
                 next_step=f"remove .was({former!r}) where it does not belong; deploy two changes of names one by one",
             )
-        claimed.add(former)
+        former_names.add(former)
 
 
 def refuse_unnamed(given: Collection[object], where: str) -> None:

@@ -188,9 +188,9 @@ def _sigma(x: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _tau(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    y, z, given = 1.0, 1 - x, x
+    y, z, argument = 1.0, 1 - x, x
     for _ in range(_ROUNDS):
         x = np.sqrt(x)
         y /= 2
         z = z - (1 - x) ** 2 * y
-    return np.where((given <= 0) | (given >= 1), 0.0, z / 3)
+    return np.where((argument <= 0) | (argument >= 1), 0.0, z / 3)

@@ -48,7 +48,7 @@ class StateColumn:
     nullable: bool = False
 
 
-class Values(Protocol):
+class SlotValues(Protocol):
     """The values of one column of a batch that are not null, and the slots that they belong to."""
 
     @property
@@ -105,7 +105,7 @@ class AggregateFunction(ABC):
         """The operation that folds a value into each column of state; None if `fold` does."""
         return None
 
-    def check(self, state: State, given: Values, known: Known) -> bool:
+    def check(self, state: State, given: SlotValues, known: Known) -> bool:
         """Return whether the operations can fold these values; `known` holds the findings of earlier calls.
 
         Args:

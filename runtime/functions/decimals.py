@@ -126,11 +126,11 @@ def _carried(limbs: NDArray[np.int64]) -> NDArray[np.uint32]:
 
 
 def _negated(limbs: NDArray[np.int64]) -> NDArray[np.int64]:
-    negated: NDArray[Any] = -limbs
+    negative: NDArray[Any] = -limbs
     for at in range(_LIMBS - 1):
-        negated[at + 1] += negated[at] >> _BITS
-        negated[at] &= _LOW
-    return negated
+        negative[at + 1] += negative[at] >> _BITS
+        negative[at] &= _LOW
+    return negative
 
 
 def _at_least_limit(limbs: NDArray[np.int64]) -> NDArray[np.bool_]:

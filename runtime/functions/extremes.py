@@ -45,7 +45,7 @@ class _Extreme(Kind):
     def over(self, given: Sequence[pa.Field], nullable: bool) -> AggregateFunction | None:
         kind = given[0].type
         if is_textual(kind) or is_decimal(kind):
-            return Compared(self.name, kind)
+            return ExtremeValue(self.name, kind)
         return Extreme(self.name, kind, nullable) if is_number(kind) or is_time(kind) else None
 
 
@@ -98,16 +98,16 @@ class Extreme(AggregateFunction):
         return seen_too(self.columns, {self.role: operation})
 
     def combine(self, states: State, groups: Groups, count: int) -> State:
-        merged = defaults_of(self.columns, count)
-        floating = merged[self.role].dtype.kind == "f"
+        extremes = defaults_of(self.columns, count)
+        floating = extremes[self.role].dtype.kind == "f"
         if self.role == "min":
             best: np.ufunc = np.fmin if floating else np.minimum
         else:
             best = np.fmax if floating else np.maximum
-        best.at(merged[self.role], groups, states[self.role])
+        best.at(extremes[self.role], groups, states[self.role])
         if self.counted:
-            np.add.at(merged[SEEN], groups, states[SEEN])
-        return merged
+            np.add.at(extremes[SEEN], groups, states[SEEN])
+        return extremes
 
     def results(self, states: State) -> pa.Array:
         found = states[self.role]
@@ -118,7 +118,7 @@ class Extreme(AggregateFunction):
 
 
 @dataclass(frozen=True)
-class Compared(AggregateFunction):
+class ExtremeValue(AggregateFunction):
     """The extreme of text, bytes or decimals, null without any value."""
 
     role: str

@@ -86,11 +86,11 @@ class Member(Kind):
             return None
         bits = -self.expected * math.log(self.error) / math.log(2) ** 2
         size = 64 * math.ceil(bits / 64)
-        return Filter(size, max(1, round(size / self.expected * math.log(2))), kind)
+        return BloomFilter(size, max(1, round(size / self.expected * math.log(2))), kind)
 
 
 @dataclass(frozen=True)
-class Filter(AggregateFunction):
+class BloomFilter(AggregateFunction):
     """A Bloom filter.
 
     Args:
@@ -126,11 +126,11 @@ class Filter(AggregateFunction):
         name = str(_asked_as(self.kind)).encode()
         header = _HEADER.pack(FORMAT, self.per_value, self.size, len(name)) + name
         filters: pa.Array = states["filter"]
-        headed = pa.compute.binary_join_element_wise(
+        members = pa.compute.binary_join_element_wise(
             pa.scalar(header, pa.large_binary()), filters, pa.scalar(b"", pa.large_binary())
         )
         empty = pa.compute.equal(pa.compute.binary_length(filters), 0)
-        return pa.compute.if_else(empty, pa.scalar(None, pa.large_binary()), headed)
+        return pa.compute.if_else(empty, pa.scalar(None, pa.large_binary()), members)
 
     @property
     def _listed_max(self) -> int:
@@ -200,11 +200,11 @@ def may_contain(members: bytes | None, value: object) -> bool:
             not_done="the filter was not asked",
             next_step="ask for a value of the type of the column that hf.member read",
         ) from error
-    kept = np.frombuffer(members, np.uint8, offset=_HEADER.size + length)
+    filter_bytes = np.frombuffer(members, np.uint8, offset=_HEADER.size + length)
     asked = bits_of(hashes, per_value, size)[0]
-    if kept.size == size // 8:
-        return bool((kept[asked >> 3] >> (asked & 7) & 1).all())
-    return bool(np.isin(asked, kept.view(_ENTRY)).all())
+    if filter_bytes.size == size // 8:
+        return bool((filter_bytes[asked >> 3] >> (asked & 7) & 1).all())
+    return bool(np.isin(asked, filter_bytes.view(_ENTRY)).all())
 
 
 def bits_of(hashes: NDArray[np.uint64], per_value: int, size: int) -> NDArray[np.int64]:

@@ -68,17 +68,17 @@ class Variance(AggregateFunction):
 
     def combine(self, states: State, groups: Groups, count: int) -> State:
         some = states[SEEN] > 0
-        seen, means, squares = (states[role][some] for role in (SEEN, MEAN, SQUARES))
+        counts, means, squares = (states[role][some] for role in (SEEN, MEAN, SQUARES))
         groups = groups[some]
         total = np.zeros(count, np.int64)
-        np.add.at(total, groups, seen)
+        np.add.at(total, groups, counts)
         # Distances from one of the group's means, not from zero, keep the digits.
         near = np.zeros(count)
         near[groups] = means
         with np.errstate(invalid="ignore", over="ignore"):
-            mean = near + _added(groups, seen * (means - near[groups]), count) / np.maximum(total, 1)
+            mean = near + _added(groups, counts * (means - near[groups]), count) / np.maximum(total, 1)
             apart = means - mean[groups]
-            return {SEEN: total, MEAN: mean, SQUARES: _added(groups, squares + seen * apart * apart, count)}
+            return {SEEN: total, MEAN: mean, SQUARES: _added(groups, squares + counts * apart * apart, count)}
 
     def results(self, states: State) -> pa.Array:
         degrees = states[SEEN] - self.ddof

@@ -40,7 +40,7 @@ class Distinct(Kind):
 
 
 @dataclass(frozen=True)
-class Collect(Kind):
+class CollectKind(Kind):
     """All values, as a list in ascending order."""
 
     max: int = COLLECT_MAX

@@ -30,12 +30,12 @@ _NOT_GIVEN: Any = None
 
 def count(column: str | None = None, *, filter: pl.Expr | None = None) -> Aggregation:
     """Count rows, or the values of `column` that are not null. int64, never null."""
-    return Aggregation(adding.Count(), (), filter) if column is None else _of(adding.Count(), column, filter)
+    return Aggregation(adding.CountKind(), (), filter) if column is None else _of(adding.CountKind(), column, filter)
 
 
 def sum(column: str = _NOT_GIVEN, *, filter: pl.Expr | None = None) -> Aggregation:
     """Add up a column: integers to int64, floats to double, decimals to 38 digits. An overflow fails the job."""
-    return _of(adding.Sum(), column, filter)
+    return _of(adding.SumKind(), column, filter)
 
 
 def min(column: str = _NOT_GIVEN, *, filter: pl.Expr | None = None) -> Aggregation:
@@ -81,7 +81,7 @@ def collect(
     column: str = _NOT_GIVEN, *, max: int = multisets.COLLECT_MAX, filter: pl.Expr | None = None
 ) -> Aggregation:
     """List of all values in ascending order. More than `max` of them fail the job."""
-    return _of(multisets.Collect(max), column, filter)
+    return _of(multisets.CollectKind(max), column, filter)
 
 
 def distinct(column: str = _NOT_GIVEN, *, filter: pl.Expr | None = None) -> Aggregation:

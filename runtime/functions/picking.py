@@ -64,14 +64,14 @@ class Picked(AggregateFunction):
     def partial(self, inputs: Sequence[pa.Array], groups: Groups, count: int) -> State:
         value, by = map(canonical, inputs)
         order = ordered(groups, by, value)
-        grouped = groups[order]
-        chosen = np.ones(grouped.size, np.bool_)
+        sorted_groups = groups[order]
+        pick_mask = np.ones(sorted_groups.size, np.bool_)
         if self.last:
-            chosen[:-1] = grouped[1:] != grouped[:-1]
+            pick_mask[:-1] = sorted_groups[1:] != sorted_groups[:-1]
         else:
-            chosen[1:] = grouped[1:] != grouped[:-1]
+            pick_mask[1:] = sorted_groups[1:] != sorted_groups[:-1]
         rows = np.full(count, -1, np.int64)
-        rows[grouped[chosen]] = order[chosen]
+        rows[sorted_groups[pick_mask]] = order[pick_mask]
         at = pa.array(rows, mask=rows < 0)
         return {self.role: stored(value.take(at)), BY: stored(by.take(at))}
 

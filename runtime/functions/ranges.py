@@ -42,12 +42,12 @@ class Runs(NamedTuple):
                 and then those of the rows.
         """
         order, sizes = np.argsort(numbers, kind="stable"), np.bincount(numbers, minlength=count)
-        held = np.cumsum(sizes) - sizes + np.arange(count)  # where the state of each key is
+        state_positions = np.cumsum(sizes) - sizes + np.arange(count)  # where the state of each key is
         last = np.empty(numbers.size, np.int64)
         last[order] = np.arange(numbers.size) + numbers[order] + 1
         rows = np.empty(numbers.size + count, np.int64)
-        rows[held], rows[last] = np.arange(count), count + np.arange(numbers.size)
-        return cls(rows, np.repeat(held + sizes + 1, sizes + 1), held[numbers], last)
+        rows[state_positions], rows[last] = np.arange(count), count + np.arange(numbers.size)
+        return cls(rows, np.repeat(state_positions + sizes + 1, sizes + 1), state_positions[numbers], last)
 
 
 def empty(function: AggregateFunction, like: State, count: int) -> State:
@@ -67,15 +67,15 @@ def over_ranges(function: AggregateFunction, states: State, runs: Runs) -> State
     """
     states, (_, ends, first, last) = _rows(states, runs.rows), runs
     length = last - first + 1
-    merged = empty(function, states, first.size)
+    merged_states = empty(function, states, first.size)
     at, rows, step = first.copy(), np.arange(ends.size), 1
     while True:
         asking = np.flatnonzero(length & step)
         if asking.size:
-            merged = _merged_at(function, merged, asking, _rows(states, at[asking]))
+            merged_states = _merged_at(function, merged_states, asking, _rows(states, at[asking]))
             at[asking] += step
         if 2 * step > int(length.max(initial=0)):
-            return merged
+            return merged_states
         whole = rows[rows + 2 * step <= ends[rows]]
         if whole.size:
             states = _merged_at(function, states, whole, _rows(states, whole + step))

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from holdfast.runtime.functions.adding import Count, Mean, Sum
+from holdfast.runtime.functions.adding import CountKind, Mean, SumKind
 from holdfast.runtime.functions.cardinality import ApproxDistinct
 from holdfast.runtime.functions.contract import Kind
 from holdfast.runtime.functions.extremes import Max, Min
 from holdfast.runtime.functions.membership import Member
 from holdfast.runtime.functions.moments import Var
-from holdfast.runtime.functions.multisets import Collect, Distinct
+from holdfast.runtime.functions.multisets import CollectKind, Distinct
 from holdfast.runtime.functions.picking import First, Last
 from holdfast.runtime.functions.quantiles import Quantile
 from holdfast.runtime.functions.top import Top
@@ -23,8 +23,8 @@ from holdfast.runtime.functions.top import Top
 KINDS: Mapping[str, type[Kind]] = {
     kind.name: kind
     for kind in (
-        Count,
-        Sum,
+        CountKind,
+        SumKind,
         Min,
         Max,
         Mean,
@@ -32,7 +32,7 @@ KINDS: Mapping[str, type[Kind]] = {
         First,
         Last,
         Top,
-        Collect,
+        CollectKind,
         Distinct,
         ApproxDistinct,
         Quantile,

@@ -14,9 +14,9 @@ from itertools import chain
 import pyarrow as pa
 
 from holdfast.errors import ConfigError, Where
-from holdfast.runtime.inspect.reading import Reading, gathered
+from holdfast.runtime.inspect.reading import StateReading, gathered
 from holdfast.runtime.inspect.view import View
-from holdfast.state.blocks import Rows
+from holdfast.state.blocks import StateRows
 from holdfast.state.merged import Chained, Changed, compared
 
 
@@ -34,7 +34,7 @@ def schema_of(view: View) -> pa.Schema:
     )
 
 
-def differences(before: Reading, after: Reading) -> Iterator[pa.RecordBatch]:
+def differences(before: StateReading, after: StateReading) -> Iterator[pa.RecordBatch]:
     """Yield the keys that were added, removed or changed, each once, in the columns of `schema_of`.
 
     Raises:
@@ -61,11 +61,11 @@ def _shown(view: View, part: Changed) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([change, key, *sides], schema=schema)
 
 
-def _sides(part: Changed) -> chain[tuple[str, Rows | None]]:
+def _sides(part: Changed) -> chain[tuple[str, StateRows | None]]:
     return chain((("before", part.before),), (("after", part.after),))
 
 
-def _values(view: View, kind: pa.StructType, rows: Rows | None, count: int) -> pa.Array:
+def _values(view: View, kind: pa.StructType, rows: StateRows | None, count: int) -> pa.Array:
     if rows is None:
         return pa.nulls(count, kind)
     shown = view.table(rows)

@@ -27,11 +27,11 @@ def with_way_out(repository: Repository, name: str, error: ErrorReport) -> Error
         return error
     try:
         job = repository.read_log()
-        retained = () if job is None else tuple(job.completed)
-        before = newest_without(repository, retained, error.object)
+        checkpoints = () if job is None else tuple(job.completed)
+        before = newest_without(repository, checkpoints, error.object)
     except (Damaged, Unavailable):
         return error  # more is damaged, or the store is unreachable: its own advice holds
-    if retained and before == retained[-1].body.epoch:
+    if checkpoints and before == checkpoints[-1].body.epoch:
         return error  # the last checkpoint does not need it
     if before is None:
         way = (

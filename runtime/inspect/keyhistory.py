@@ -24,12 +24,12 @@ from holdfast.errors import ConfigError, Where
 from holdfast.model import ObjectRef, SegmentRef
 from holdfast.runtime.inspect import keys
 from holdfast.runtime.inspect.objects import held
-from holdfast.runtime.inspect.reading import At, at_checkpoint, gathered, of_key, operator_in, within
+from holdfast.runtime.inspect.reading import StateCheckpoint, at_checkpoint, gathered, of_key, operator_in, within
 from holdfast.runtime.inspect.stored import Stored
 from holdfast.runtime.inspect.topic import with_topic
 from holdfast.runtime.inspect.view import View, view_of
 from holdfast.runtime.time.windows import TIME
-from holdfast.state.blocks import BlockReader, Rows, concatenated
+from holdfast.state.blocks import BlockReader, StateRows, concatenated
 from holdfast.state.changelog import opened
 from holdfast.state.keys.batch import Keys
 from holdfast.state.merged import Chained, compared, merged
@@ -39,19 +39,19 @@ from holdfast.state.tables.expiry import Through
 class State(NamedTuple):
     """The rows of the key as of a checkpoint."""
 
-    at: At
-    rows: tuple[Rows, ...]
+    at: StateCheckpoint
+    rows: tuple[StateRows, ...]
 
 
-class Beyond(NamedTuple):
+class HistoryEnd(NamedTuple):
     """A checkpoint that does not belong to the history of a key, and why."""
 
-    at: At
+    at: StateCheckpoint
     why: str
 
 
 @dataclass(frozen=True)
-class History:
+class KeyHistory:
     """The states of a key in the retained checkpoints.
 
     Args:
@@ -63,7 +63,7 @@ class History:
     view: View
     states: tuple[State, ...]
     born: bool
-    beyond: Beyond | None
+    beyond: HistoryEnd | None
 
     @property
     def schema(self) -> pa.Schema:
@@ -76,24 +76,26 @@ class History:
         return gathered(self._changes())
 
     def _changes(self) -> Iterator[pa.RecordBatch]:
-        before: tuple[Rows, ...] = ()
+        before: tuple[StateRows, ...] = ()
         for number, state in enumerate(reversed(self.states)):
             for part in compared(Chained(iter(before)), Chained(iter(state.rows))):
                 change = part.change if number or self.born else "present"
                 yield self._shown(state.at, change, part.after, part.before)
             before = state.rows
 
-    def _shown(self, at: At, change: str, after: Rows | None, before: Rows | None) -> pa.RecordBatch:
+    def _shown(
+        self, at: StateCheckpoint, change: str, after: StateRows | None, before: StateRows | None
+    ) -> pa.RecordBatch:
         rows = after if after is not None else before
         assert rows is not None
-        shown, count = self.view.table(rows), len(rows)
+        table, count = self.view.table(rows), len(rows)
         columns = [
             pa.array(np.full(count, at.epoch)),
             pa.array(np.full(count, at.at)).view(TIME),
             pa.array([change] * count),
-            *shown.select(list(self.view.keys)).columns,
+            *table.select(list(self.view.keys)).columns,
         ]
-        for values in shown.select(list(self.view.values)).columns:
+        for values in table.select(list(self.view.values)).columns:
             columns.append(values if after is not None else pa.nulls(count, values.type))
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
@@ -110,12 +112,12 @@ class _KeyRows:
     """The rows of the key in one block, as an input of a merge."""
 
     through: Through
-    rows: list[Rows]
+    rows: list[StateRows]
 
     def again(self) -> _KeyRows:
         return _KeyRows(self.through, list(self.rows))
 
-    def read(self) -> Rows | None:
+    def read(self) -> StateRows | None:
         return self.rows.pop(0) if self.rows else None
 
 
@@ -128,10 +130,10 @@ class _Reader:
     text: str
     view: View | None = None
     born: bool = False
-    beyond: Beyond | None = None
+    beyond: HistoryEnd | None = None
     found: dict[tuple[ObjectRef, tuple[int, int]], list[_KeyRows]] = field(default_factory=dict)
 
-    def state(self, at: At, manifest: Manifest) -> State | None:
+    def state(self, at: StateCheckpoint, manifest: Manifest) -> State | None:
         """Return the state as of a checkpoint; None where the history of the first one read begins."""
         if self.view is not None and all(each.dropped or each.name != self.operator for each in manifest.operators):
             self.born = True
@@ -139,7 +141,7 @@ class _Reader:
         view = view_of(operator_in(manifest, self.operator, at))
         if self.view is not None and not _same_columns(self.view, view):
             self.born = self.view.number != view.number
-            self.beyond = Beyond(at, "state that was given up" if self.born else "other columns")
+            self.beyond = HistoryEnd(at, "state that was given up" if self.born else "other columns")
             return None
         self.view = view
         key = keys.parsed(self.text, view.routed)
@@ -172,7 +174,7 @@ def _of_block(reader: BlockReader, key: Keys) -> _KeyRows:
     return _KeyRows(reader.through, [concatenated(parts)] if parts else [])
 
 
-def history_of(stored: Stored, operator: str, key: str, wanted: str | None = None) -> History:
+def history_of(stored: Stored, operator: str, key: str, wanted: str | None = None) -> KeyHistory:
     """Return how a key's state changed up to a checkpoint.
 
     Args:
@@ -203,4 +205,4 @@ def history_of(stored: Stored, operator: str, key: str, wanted: str | None = Non
         if state is None:
             break
         states.append(state)
-    return History(reader.view, tuple(states), reader.born, reader.beyond)
+    return KeyHistory(reader.view, tuple(states), reader.born, reader.beyond)

@@ -30,13 +30,13 @@ def read_whole_log(name: str, store: ObjectStore, repository: Repository) -> Job
     Raises:
         Damaged: records are missing, at the end or elsewhere.
     """
-    job, found = beyond_the_log(store, repository, _AT_A_START)
-    if found:
+    job, evidence = beyond_the_log(store, repository, _AT_A_START)
+    if evidence:
         raise Damaged(
             f"the job log of {name!r} was cut short or restored from an older copy: "
-            + "; ".join(each.what for each in found),
+            + "; ".join(each.what for each in evidence),
             not_done="the job was not started; state and output are untouched",
-            next_step=way_out(job, found),
+            next_step=way_out(job, evidence),
             where=Where(job=name),
         )
     return job
@@ -52,11 +52,11 @@ def beyond_the_log(
     """
     # Before the log: objects that a driver stores meanwhile are never ahead of the log that is read afterwards.
     live = _last_word(store)
-    listed = [path for folder in folders for path in repository.names(folder)]
+    object_names = [path for folder in folders for path in repository.names(folder)]
     job = repository.read_log(every_record=every_record)
     if live is not None and job is not None and live[0] not in (None, job.uuid):
         live = None
-    return job, beyond(job, listed, None if live is None else live[1])
+    return job, beyond(job, object_names, None if live is None else live[1])
 
 
 def way_out(job: Job | None, found: Sequence[Beyond]) -> str:

@@ -32,18 +32,18 @@ def held(store: ObjectStore, refs: Iterable[ObjectRef]) -> dict[str, pa.Buffer]:
     Raises:
         Damaged: an object is missing, or differs from what was written.
     """
-    found: dict[str, pa.Buffer] = {}
+    buffers: dict[str, pa.Buffer] = {}
     in_memory = 0
     for ref in refs:
-        if ref.path in found:
+        if ref.path in buffers:
             continue
         if isinstance(store, MappedStore):
-            found[ref.path] = _mapped(store, ref)
+            buffers[ref.path] = _mapped(store, ref)
             continue
         data = read_verified(store, ref)
         in_memory += len(data)
-        found[ref.path] = pa.py_buffer(data) if in_memory <= MEMORY_BYTES else _in_file(data)
-    return found
+        buffers[ref.path] = pa.py_buffer(data) if in_memory <= MEMORY_BYTES else _in_file(data)
+    return buffers
 
 
 def _mapped(store: MappedStore, ref: ObjectRef) -> pa.Buffer:

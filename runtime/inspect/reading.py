@@ -29,7 +29,7 @@ from holdfast.runtime.inspect.stored import LATEST, Stored, checkpoint_of
 from holdfast.runtime.inspect.topic import with_topic
 from holdfast.runtime.inspect.view import View, view_of
 from holdfast.runtime.operators.contract import is_part
-from holdfast.state.blocks import BlockReader, Rows
+from holdfast.state.blocks import BlockReader, StateRows
 from holdfast.state.changelog import Block, opened
 from holdfast.state.keys.batch import Keys
 from holdfast.state.merged import merged
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class At:
+class StateCheckpoint:
     """The checkpoint that an answer is the state of."""
 
     job: str
@@ -56,7 +56,7 @@ class At:
 
 
 @dataclass(frozen=True)
-class Piece:
+class StatePiece:
     """The rows of one operator in one stored object, for the key groups [first, end)."""
 
     epoch: Epoch
@@ -67,25 +67,25 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Part:
+class SubtaskPieces:
     """The pieces of one subtask, oldest first."""
 
     handle: SnapshotHandle
-    pieces: tuple[Piece, ...]
+    pieces: tuple[StatePiece, ...]
     spec: TableSpec
     """Names and types of the values."""
 
-    def rows(self, *, keys_only: bool = False) -> Iterator[Rows]:
+    def rows(self, *, keys_only: bool = False) -> Iterator[StateRows]:
         """Yield the rows, sorted by key group and key."""
-        read = [
+        readers = [
             BlockReader(pa.BufferReader(p.data), p.block, p.key_groups, keys_only=keys_only, spec=self.spec)
             for p in self.pieces
         ]
-        return merged(read)
+        return merged(readers)
 
 
 @dataclass(frozen=True)
-class Reading:
+class StateReading:
     """The state of one operator, with all objects that it needs.
 
     Args:
@@ -93,12 +93,12 @@ class Reading:
         key: Give only the rows of this key; None: all.
     """
 
-    at: At
+    at: StateCheckpoint
     view: View
-    parts: tuple[Part, ...]
+    parts: tuple[SubtaskPieces, ...]
     key: Keys | None = None
 
-    def rows(self) -> Iterator[Rows]:
+    def rows(self) -> Iterator[StateRows]:
         """Yield the rows, sorted by key group and key; never an empty part."""
         for part in self.parts:
             for rows in part.rows():
@@ -113,17 +113,17 @@ class Reading:
 
 def gathered(batches: Iterator[pa.RecordBatch], rows_min: int = BATCH_ROWS) -> Iterator[pa.RecordBatch]:
     """Yield the same rows in batches of at least `rows_min`, except for the last."""
-    held: list[pa.RecordBatch] = []
+    buffer: list[pa.RecordBatch] = []
     for batch in batches:
-        held.append(batch)
-        if sum(each.num_rows for each in held) >= rows_min:
-            yield pa.concat_batches(held)
-            held = []
-    if held:
-        yield pa.concat_batches(held)
+        buffer.append(batch)
+        if sum(each.num_rows for each in buffer) >= rows_min:
+            yield pa.concat_batches(buffer)
+            buffer = []
+    if buffer:
+        yield pa.concat_batches(buffer)
 
 
-def at_checkpoint(stored: Stored, wanted: str | None, read: Callable[[At, Manifest], T]) -> T:
+def at_checkpoint(stored: Stored, wanted: str | None, read: Callable[[StateCheckpoint, Manifest], T]) -> T:
     """Gather what a read of a checkpoint needs.
 
     Args:
@@ -137,14 +137,14 @@ def at_checkpoint(stored: Stored, wanted: str | None, read: Callable[[At, Manife
     """
     job = stored.job
     for _ in range(EXPIRED_MEANWHILE_MAX):
-        done = checkpoint_of(job, LATEST if wanted is None else wanted)
+        checkpoint = checkpoint_of(job, LATEST if wanted is None else wanted)
         try:
-            manifest = stored.repository.load_manifest(done.body.manifest)
-            return read(_at(job, done), manifest)
+            manifest = stored.repository.load_manifest(checkpoint.body.manifest)
+            return read(_at(job, checkpoint), manifest)
         except Damaged as error:
             job = stored.repository.read_log() or job
-            if done.body in (each.body for each in job.retained):
-                raise _damaged(job, done, error) from error
+            if checkpoint.body in (each.body for each in job.retained):
+                raise _damaged(job, checkpoint, error) from error
             # A chosen epoch is now refused as expired; "latest" names another one.
     raise Unavailable(
         f"job {job.name!r} expired {EXPIRED_MEANWHILE_MAX} checkpoints in a row while they were read",
@@ -161,7 +161,7 @@ def reading_of(
     *,
     key: str | None = None,
     key_groups: tuple[int, int] | None = None,
-) -> Reading:
+) -> StateReading:
     """Return the state of an operator, with all objects that it needs.
 
     Args:
@@ -174,15 +174,15 @@ def reading_of(
         Damaged: an object differs from what was written.
     """
 
-    def read(at: At, manifest: Manifest) -> Reading:
+    def read(at: StateCheckpoint, manifest: Manifest) -> StateReading:
         view = view_of(operator_in(manifest, operator, at))
-        asked = None if key is None else keys.parsed(key, view.routed)
+        parsed_key = None if key is None else keys.parsed(key, view.routed)
         span = key_groups or (0, manifest.key_groups)
-        if asked is not None:
-            group = int(asked.key_groups(manifest.key_groups)[0])
+        if parsed_key is not None:
+            group = int(parsed_key.key_groups(manifest.key_groups)[0])
             span = (group, group + 1)
         holding, whole = with_topic(stored, manifest, span)
-        return Reading(at, view, parts_of(whole, objects_of(holding, whole, span), view.spec, span), asked)
+        return StateReading(at, view, parts_of(whole, objects_of(holding, whole, span), view.spec, span), parsed_key)
 
     return at_checkpoint(stored, wanted, read)
 
@@ -194,7 +194,7 @@ def objects_of(stored: Stored, manifest: Manifest, span: tuple[int, int]) -> dic
 
 def parts_of(
     manifest: Manifest, objects: Mapping[str, pa.Buffer], spec: TableSpec, span: tuple[int, int]
-) -> tuple[Part, ...]:
+) -> tuple[SubtaskPieces, ...]:
     """Return the pieces of an operator that hold rows of the key groups [first, end).
 
     Args:
@@ -203,32 +203,32 @@ def parts_of(
     """
     parts = []
     for handle in sorted(manifest.state, key=lambda each: each.key_groups):
-        found = []
+        handle_pieces = []
         for ref, groups in within(handle, span):
             data = objects[ref.object.path]
-            found += [
-                Piece(ref.epoch, ref.follows == NO_EPOCH, data, block, groups)
+            handle_pieces += [
+                StatePiece(ref.epoch, ref.follows == NO_EPOCH, data, block, groups)
                 for block in opened(data).blocks
                 if block.operator == spec.operator
             ]
-        parts.append(Part(handle, tuple(found), spec))
+        parts.append(SubtaskPieces(handle, tuple(handle_pieces), spec))
     return tuple(parts)
 
 
-def operator_in(manifest: Manifest, name: str, at: At) -> OperatorState:
+def operator_in(manifest: Manifest, name: str, at: StateCheckpoint) -> OperatorState:
     """Return the operator of this name. Raises ConfigError, with the names that exist."""
     named = sorted((each for each in manifest.operators if each.name == name), key=lambda each: each.dropped)
-    found = next(iter(named), None)  # a name whose state was dropped may have state again
+    operator = next(iter(named), None)  # a name whose state was dropped may have state again
     where = Where(job=at.job, operator=name, epoch=at.epoch)
     names = sorted(each.name for each in manifest.operators if not each.dropped and not is_part(each.name))
-    listed = f"operators with state at epoch {at.epoch}: {', '.join(names)}" if names else "no operator has state"
-    if found is None:
+    advice = f"operators with state at epoch {at.epoch}: {', '.join(names)}" if names else "no operator has state"
+    if operator is None:
         what = f"job {at.job!r} has no state of an operator {name!r} at epoch {at.epoch}"
-    elif found.dropped:
+    elif operator.dropped:
         what = f"the state of operator {name!r} of job {at.job!r} was dropped before epoch {at.epoch}"
     else:
-        return found
-    raise ConfigError(what, not_done="no state was read", next_step=listed, where=where)
+        return operator
+    raise ConfigError(what, not_done="no state was read", next_step=advice, where=where)
 
 
 def within(handle: SnapshotHandle, span: tuple[int, int]) -> Iterator[tuple[SegmentRef, tuple[int, int]]]:
@@ -240,14 +240,14 @@ def within(handle: SnapshotHandle, span: tuple[int, int]) -> Iterator[tuple[Segm
             yield ref, (first, end)
 
 
-def of_key(rows: Rows, key: Keys) -> Rows | None:
+def of_key(rows: StateRows, key: Keys) -> StateRows | None:
     same = rows.same_key(key)
     return rows.take(same) if same.size else None
 
 
-def _at(job: Job, done: Completed) -> At:
+def _at(job: Job, done: Completed) -> StateCheckpoint:
     epoch, abandoned = done.body.epoch, done.body.epoch in job.abandoned_epochs
-    return At(job.name, epoch, done.timeline, done.at, abandoned, job.names_of(epoch))
+    return StateCheckpoint(job.name, epoch, done.timeline, done.at, abandoned, job.names_of(epoch))
 
 
 def _damaged(job: Job, done: Completed, error: Damaged) -> Damaged:

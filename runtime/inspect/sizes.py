@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.runtime.inspect.reading import Part, Piece
+from holdfast.runtime.inspect.reading import StatePiece, SubtaskPieces
 
 LARGEST_SHOWN = 5
 
@@ -51,7 +51,7 @@ class OperatorSize:
     """The key groups with most rows, and their rows."""
 
 
-def size_of(name: str, parts: Iterable[Part], key_groups: int) -> OperatorSize:
+def size_of(name: str, parts: Iterable[SubtaskPieces], key_groups: int) -> OperatorSize:
     """Return the size of an operator's state; reads all its keys, but no values."""
     counts: NDArray[np.int64] = np.zeros(key_groups, np.int64)
     subtasks: list[SubtaskSize] = []
@@ -69,6 +69,6 @@ def size_of(name: str, parts: Iterable[Part], key_groups: int) -> OperatorSize:
     return OperatorSize(name, int(counts.sum()), sum(blocks.values()), tuple(subtasks), largest)
 
 
-def _stock(pieces: Iterable[Piece]) -> Stock:
+def _stock(pieces: Iterable[StatePiece]) -> Stock:
     listed = list(pieces)
     return Stock(len(listed), sum(each.block.rows for each in listed), sum(each.block.size for each in listed))

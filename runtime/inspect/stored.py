@@ -113,9 +113,9 @@ def _savepoints(job: Job) -> str:
 
 def _unknown(root: str, name: str) -> ConfigError:
     names = job_names(root)
-    listed = ", ".join(names[:NAMES_SHOWN_MAX])
+    job_list = ", ".join(names[:NAMES_SHOWN_MAX])
     if len(names) > NAMES_SHOWN_MAX:
-        listed += f" and {len(names) - NAMES_SHOWN_MAX} more"
+        job_list += f" and {len(names) - NAMES_SHOWN_MAX} more"
     if name.endswith(".py"):
         next_step = "give the job's name, the first argument of hf.App, not its file"
     else:
@@ -124,6 +124,6 @@ def _unknown(root: str, name: str) -> ConfigError:
         f"there is no job {name!r} under {root}",
         not_done="nothing was read or changed",
         next_step=f"{next_step}, or give another --root; "
-        + (f"jobs here: {listed}" if names else "there are no jobs here"),
+        + (f"jobs here: {job_list}" if names else "there are no jobs here"),
         where=Where(job=name),
     )

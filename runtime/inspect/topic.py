@@ -93,20 +93,20 @@ def with_topic(stored: Stored, manifest: Manifest, span: tuple[int, int]) -> tup
     """
     if manifest.topic is None:
         return stored, manifest
-    found = _opened(stored, manifest, manifest.topic)
+    changelog = _opened(stored, manifest, manifest.topic)
     specs = [view_of(each).spec for each in manifest.operators if not each.dropped]
-    made, handles = dict[str, bytes](), list[SnapshotHandle]()
+    segments, handles = dict[str, bytes](), list[SnapshotHandle]()
     for handle in manifest.state:
-        handle = undelivered(handle, found.delivered)
+        handle = undelivered(handle, changelog.delivered)
         first, end = max(span[0], handle.key_groups[0]), min(span[1], handle.key_groups[1])
         if first < end:
-            data = _base(stored, manifest, found, specs, (first, end))
+            data = _base(stored, manifest, changelog, specs, (first, end))
             path = f"topic/{manifest.epoch:012d}/{first}-{end}.segment"
-            made[path] = data
+            segments[path] = data
             ref = ObjectRef(path, len(data), hashlib.sha256(data).hexdigest())
             handle = replace(handle, base=(ref,), base_epoch=_label(manifest, handle))
         handles.append(handle)
-    store = WithRecords(stored.store, made)
+    store = WithRecords(stored.store, segments)
     return replace(stored, store=store), msgspec.structs.replace(manifest, state=tuple(handles))
 
 
@@ -147,15 +147,17 @@ def _opened(stored: Stored, manifest: Manifest, place: Mapping[str, str]) -> Ope
             where=Where(job=stored.name, epoch=manifest.epoch),
         )
     changelog = changelog_of(connector_class(place["kind"]).placed(place))
-    found = changelog.open(manifest.job_uuid)
+    open_changelog = changelog.open(manifest.job_uuid)
     where = f"changelog {shown_place(place)}"
     # After the topic: a driver may have started, or delivered, meanwhile.
     now = stored.repository.read_log() or stored.job
-    check_ours(where, found, Claim("", now.generation, now.reaches, now.base_epoch if now.repair_due else None))
+    check_ours(
+        where, open_changelog, Claim("", now.generation, now.reaches, now.base_epoch if now.repair_due else None)
+    )
     done = (each for each in manifest.confirmed if each.writer.sink == CHANGELOG)
-    check_holds(where, found, {each.writer.subtask: each.tag.epoch for each in done})
-    check_reaches(where, found, manifest.epoch)
-    return found
+    check_holds(where, open_changelog, {each.writer.subtask: each.tag.epoch for each in done})
+    check_reaches(where, open_changelog, manifest.epoch)
+    return open_changelog
 
 
 def _label(manifest: Manifest, handle: SnapshotHandle) -> Epoch:

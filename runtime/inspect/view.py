@@ -33,7 +33,7 @@ from holdfast.runtime.time.windows import (
     WINDOW_END,
     WINDOW_START,
 )
-from holdfast.state.blocks import Rows
+from holdfast.state.blocks import StateRows
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.tables.spec import TableSpec, column_of_type
 from holdfast.state.tables.values import arrow
@@ -42,7 +42,7 @@ _TIMESTAMP = re.compile(r"timestamp\[(s|ms|us|ns)(?:, tz=(.+))?\]")
 _DECIMAL = re.compile(r"decimal128\((\d+), (-?\d+)\)")
 _ALIASES = {"date32[day]": pa.date32(), "date64[ms]": pa.date64()}
 
-Compute = Callable[[Rows, Sequence[pa.Array]], pa.Array]
+Compute = Callable[[StateRows, Sequence[pa.Array]], pa.Array]
 """Makes one shown column from rows and their decoded key columns."""
 
 
@@ -77,7 +77,7 @@ class View:
         """Return the columns of the key by which a user names it: without the end of a window."""
         return self.key.routed
 
-    def table(self, rows: Rows) -> pa.RecordBatch:
+    def table(self, rows: StateRows) -> pa.RecordBatch:
         """Return rows as they are shown."""
         keys = rows.key_columns()
         return pa.RecordBatch.from_arrays([each(rows, keys) for each in self.compute], schema=self.schema)
@@ -85,17 +85,17 @@ class View:
 
 def view_of(operator: OperatorState) -> View:
     """Return how the state of an operator is shown."""
-    described, identity = operator.schema, operator.schema.get("identity", {})
-    key = _key_of(described, identity)
+    schema, identity = operator.schema, operator.schema.get("identity", {})
+    key = _key_of(schema, identity)
     if _is_clock(operator):
-        shown = [_group(), _time(CLOCK_COLUMNS[0].name)]
-        return _view(operator, key, shown[:1], shown[1:])
+        columns = [_group(), _time(CLOCK_COLUMNS[0].name)]
+        return _view(operator, key, columns[:1], columns[1:])
     keys = [_key(key, at) for at in range(key.unrouted, len(key.names))]
     ends = [_key(key, at) for at in range(key.unrouted)]
     over = [_time(WINDOW_END)] if key.suffix else []
     aggregates = identity.get("aggregates", [])
-    times = identity.get("times", described.get("times", []))
-    raw = {name: kind for name, kind in described["columns"] if name not in key.names}
+    times = identity.get("times", schema.get("times", []))
+    raw = {name: kind for name, kind in schema["columns"] if name not in key.names}
     if not aggregates:
         return _view(operator, key, ends + keys, [_time(n) if n in times else _raw(n, kind) for n, kind in raw.items()])
     window = identity.get("window", {})
@@ -103,7 +103,7 @@ def view_of(operator: OperatorState) -> View:
         ends = [_named(SLICE_START, _window_start(window["every_us"])), *(_named(SLICE_END, end) for end in ends)]
     elif (size_us := window.get("size_us")) is not None:
         ends = [_window_start(size_us), *ends]
-    values = [shown for each in aggregates for shown in _aggregate(each, raw)]
+    values = [columns for each in aggregates for columns in _aggregate(each, raw)]
     return _view(operator, key, keys + ends, [*over, *values])
 
 
@@ -142,15 +142,15 @@ def _spec_of(operator: OperatorState, key: KeyType) -> TableSpec:
 
 def _key_of(described: Mapping[str, Any], identity: Mapping[str, Any]) -> KeyType:
     names, types = zip(*((name, type_of(kind)) for name, kind in described["key"]), strict=True)
-    routed = identity.get("key")
+    key_columns = identity.get("key")
     # Versions without an identity recorded the windows as text.
     suffix = identity.get("suffix", 0)
     before = described.get("unrouted", int("window" in described))
-    unrouted = before if routed is None else len(names) - len(routed) - suffix
-    known = {each["column"]: each["nullable"] for each in routed or ()}
-    routed_part = range(unrouted, len(names) - suffix)
+    unrouted_count = before if key_columns is None else len(names) - len(key_columns) - suffix
+    known = {each["column"]: each["nullable"] for each in key_columns or ()}
+    routed_part = range(unrouted_count, len(names) - suffix)
     nullable = tuple(at in routed_part and known.get(name, True) for at, name in enumerate(names))
-    return KeyType(names, types, nullable, unrouted, suffix)
+    return KeyType(names, types, nullable, unrouted_count, suffix)
 
 
 def _is_clock(operator: OperatorState) -> bool:
@@ -185,7 +185,7 @@ def _raw(name: str, type_name: str) -> _Shown:
 def _time(name: str) -> _Shown:
     """Return event time in microseconds: null before the first record, the end of year 9999 after the last."""
 
-    def times(rows: Rows, keys: Sequence[pa.Array]) -> pa.Array:
+    def times(rows: StateRows, keys: Sequence[pa.Array]) -> pa.Array:
         values = rows.columns[name]
         return pa.array(np.clip(values, TIME_FIRST_US, TIME_LAST_US), mask=values == NEVER_US).view(TIME)
 
@@ -203,7 +203,7 @@ def _result(described: Mapping[str, Any]) -> _Shown:
     """Return an aggregate's value, computed as the operator computes it."""
     aggregate = _bound(described)
 
-    def results(rows: Rows, keys: Sequence[pa.Array]) -> pa.Array:
+    def results(rows: StateRows, keys: Sequence[pa.Array]) -> pa.Array:
         return aggregate.function.results({role: rows.columns[stored] for role, stored in aggregate.state.items()})
 
     return aggregate.result, results

@@ -15,7 +15,7 @@ BOUNDS_MS = (10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_
 """Upper bounds of the buckets, inclusive; one more bucket counts longer delays."""
 
 
-class Histogram:
+class DelayHistogram:
     """How many delays fell into each bucket, and their sum."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class DelaysOfRun:
 
     def __init__(self, base_epoch: int) -> None:
         self._epoch, self._generations = base_epoch, set[int]()
-        self._checkpoints, self._recoveries = Histogram(), Histogram()
+        self._checkpoints, self._recoveries = DelayHistogram(), DelayHistogram()
 
     def checkpoints(self, completed: Iterable[tuple[int, Number]]) -> None:
         """Take epochs and how long each took, newest first; they are read up to one that was counted before."""

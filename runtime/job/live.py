@@ -51,7 +51,7 @@ class Horizon(msgspec.Struct, frozen=True):
     at: int
 
 
-class Worker(msgspec.Struct, frozen=True):
+class WorkerRow(msgspec.Struct, frozen=True):
     """A worker process and its subtasks."""
 
     id: str
@@ -129,7 +129,7 @@ class OperatorRow(msgspec.Struct, frozen=True):
     blocked_by: str | None = None
 
 
-class Late(msgspec.Struct, frozen=True):
+class LateRecords(msgspec.Struct, frozen=True):
     """Records that were late, as of a checkpoint."""
 
     since_epoch: int
@@ -176,7 +176,7 @@ class Waiting(msgspec.Struct, frozen=True):
     held_by: tuple[str, ...]
 
 
-class Launching(msgspec.Struct, frozen=True, kw_only=True):
+class LaunchingWorker(msgspec.Struct, frozen=True, kw_only=True):
     """A worker that was requested and has not come up."""
 
     number: int | None = None
@@ -203,7 +203,7 @@ class Failures(msgspec.Struct, frozen=True):
     last: str | None
 
 
-class Backlog(msgspec.Struct, frozen=True):
+class SinkBacklog(msgspec.Struct, frozen=True):
     """Committed output of a sink that no worker has reported as delivered."""
 
     sink: str
@@ -213,7 +213,7 @@ class Backlog(msgspec.Struct, frozen=True):
     bytes: int | None = None
 
 
-class Ended(msgspec.Struct, frozen=True):
+class EndedPartition(msgspec.Struct, frozen=True):
     """A partition that will have no more records."""
 
     source: str
@@ -236,7 +236,7 @@ class Measured(msgspec.Struct, frozen=True):
     recovery: Delays
 
 
-class Repairing(msgspec.Struct, frozen=True):
+class RepairingSink(msgspec.Struct, frozen=True):
     """A sink whose target still shows output that a rewind undoes."""
 
     sink: str
@@ -255,12 +255,12 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
     appending: str | None = None
     open_epoch: OpenEpoch | None = None
     older_output_left: bool = False
-    launching: tuple[Launching, ...] = ()
+    launching: tuple[LaunchingWorker, ...] = ()
     next_launch_ms: Number | None = None
     failures: Failures | None = None
-    backlog: tuple[Backlog, ...] = ()
+    backlog: tuple[SinkBacklog, ...] = ()
     waiting: tuple[Waiting, ...] = ()
-    ended: tuple[Ended, ...] = ()
+    ended: tuple[EndedPartition, ...] = ()
     listing_ms: Number | None = None
     """How long the listing of the sources has been under way; None if there is none."""
     epoch_ms: Number | None = None
@@ -280,11 +280,11 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     timeline: int | None
     checkpoint: Checkpoint | None = None
     driver: DriverProcess | None = None
-    workers: tuple[Worker, ...]
+    workers: tuple[WorkerRow, ...]
     sources: tuple[SourceRow, ...]
     sinks: tuple[SinkRow, ...]
     operators: tuple[OperatorRow, ...]
-    late: Late | None = None
+    late: LateRecords | None = None
     restarts: tuple[RestartRow, ...]
     rewind_horizon: Horizon | None = None
     problems: tuple[Problem, ...]
@@ -294,7 +294,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """Completed checkpoints that the log holds."""
     activity: Activity | None = None
     """None if the status is made from the log alone. In JSON its fields are members of the same object."""
-    repairing: tuple[Repairing, ...] = ()
+    repairing: tuple[RepairingSink, ...] = ()
     delays: Measured | None = None
     """None if no driver reports them; omitted from the JSON then."""
     changelog: dict[str, str] | None = None
@@ -302,15 +302,15 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
     def as_json(self) -> dict[str, Any]:
         """Return the status in the form of API.md."""
-        shown: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
-        activity, repairing = shown.pop("activity"), shown.pop("repairing")
+        document: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
+        activity, repairing = document.pop("activity"), document.pop("repairing")
         for name in _WITH_A_LOG:
-            if shown[name] is None:
-                del shown[name]
+            if document[name] is None:
+                del document[name]
         for name in ("delays", "changelog"):
-            if shown[name] is None:
-                del shown[name]
-        return shown | (activity or {}) | ({"repairing": repairing} if repairing else {})
+            if document[name] is None:
+                del document[name]
+        return document | (activity or {}) | ({"repairing": repairing} if repairing else {})
 
 
 def from_json(said: Any) -> Status:

@@ -59,13 +59,13 @@ class Naming:
         record = self._record
         assert record is not None and isinstance(record.body, joblog.SavepointNamed)
         try:
-            found = self._repository.create_record(record)
+            stored_record = self._repository.create_record(record)
         except Unavailable:
             return False  # sent again unchanged, until its number is read (P4)
         except Fenced:
             self._record, self._pruned = None, record.body
             return False
-        if found.owner == self._owner:
+        if stored_record.owner == self._owner:
             return True
         self._record = None  # another writer's record took the number
         return False

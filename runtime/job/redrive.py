@@ -117,15 +117,15 @@ class Redrive:
 
     def _chunks(self, count: Count) -> Iterator[_Chunk]:
         """Yield the chunks to append, in order, and count."""
-        seen: set[tuple[int, int]] = set()
+        letter_places: set[tuple[int, int]] = set()
         ends = sorted(self._dlq.end_offsets().items())
         tags = {partition: self._writer.tag_of(self._name(partition)) or BEFORE_FIRST for partition, _ in ends}
         for partition, end in ends:
             for _, letters in chunks_of(self._dlq, partition, 0, min(end, tags[partition].epoch), taken_back=True):
-                self._rows(partition, letters, seen, Count())
+                self._rows(partition, letters, letter_places, Count())
         for partition, end in ends:
             for following, letters in chunks_of(self._dlq, partition, tags[partition].epoch, end):
-                rows = self._rows(partition, letters, seen, count)
+                rows = self._rows(partition, letters, letter_places, count)
                 stand = {self._name(other): tag for other, tag in tags.items()}
                 yield _Chunk(partition, following, stand, tuple(rows))
                 tags[partition] = Tag(_TIMELINE, Epoch(following))
@@ -233,11 +233,11 @@ def newest_letters(reader: LogReader, limit: int) -> list[tuple[int, int, dict[s
 
 def sources_in(reader: LogReader) -> Counter[str | None]:
     """Return the number of letters per source; the key None counts letters whose source is unknown."""
-    found: Counter[str | None] = Counter()
+    counts: Counter[str | None] = Counter()
     for partition, end in reader.end_offsets().items():
         for _, letters in chunks_of(reader, partition, 0, end):
-            found.update(letter["source"] for letter in letters)
-    return found
+            counts.update(letter["source"] for letter in letters)
+    return counts
 
 
 def fitted(record: pa.RecordBatch, meta: LogMeta) -> pa.RecordBatch:

@@ -41,7 +41,7 @@ _NAME = re.compile(rf"({FOLDER}/[A-Za-z0-9_-]{{1,64}})(\.reply)?\.json")
 
 
 @dataclass(frozen=True)
-class Request:
+class JobRequest:
     """A user's request to the running job."""
 
     id: str
@@ -59,14 +59,14 @@ class Inbox:
         """When each request that was read was made; if it contains no time, when it was found."""
         self._owed: dict[str, bytes] = {}
         """Answers that could not be written yet."""
-        self._found: list[Request] = []
+        self._found: list[JobRequest] = []
         """Requests that were read and not handed out yet."""
         self._refused: dict[str, tuple[int, str]] = {}
         """Objects that the store refused at the last poll: for how many consecutive polls, and why."""
-        self._accepted: dict[str, Request] = {}
+        self._accepted: dict[str, JobRequest] = {}
         """Accepted requests of the last hour, by path."""
 
-    def poll(self) -> list[Request]:
+    def poll(self) -> list[JobRequest]:
         """Return the new requests that have no answer yet; remove old ones.
 
         If the store refuses an operation on one request, the others are handled, and the next poll retries it.
@@ -74,21 +74,21 @@ class Inbox:
         Raises:
             Unavailable: the store cannot be listed.
         """
-        refused: dict[str, str] = {}
+        refusals: dict[str, str] = {}
         for path, data in list(self._owed.items()):
-            with _noted(refused, path):
+            with _noted(refusals, path):
                 self._write(path, data)
         names = [match for name in self._store.list(FOLDER) if (match := _NAME.fullmatch(name)) is not None]
-        answered = {match[1] for match in names if match[2]}
-        asked = [match[1] for match in names if not match[2]]
+        reply_stems = {match[1] for match in names if match[2]}
+        request_stems = [match[1] for match in names if not match[2]]
         now_us = time.time_ns() // 1000
-        for stem in asked:
-            with _noted(refused, f"{stem}.json"):
-                self._look_at(stem, stem in answered, now_us)
-        for stem in answered - set(asked):
-            with _noted(refused, f"{stem}.reply.json"):
+        for stem in request_stems:
+            with _noted(refusals, f"{stem}.json"):
+                self._look_at(stem, stem in reply_stems, now_us)
+        for stem in reply_stems - set(request_stems):
+            with _noted(refusals, f"{stem}.reply.json"):
                 self._store.delete(f"{stem}.reply.json")  # an earlier attempt removed only its request
-        self._refused = {path: (self._refused.get(path, (0, ""))[0] + 1, why) for path, why in refused.items()}
+        self._refused = {path: (self._refused.get(path, (0, ""))[0] + 1, why) for path, why in refusals.items()}
         found, self._found = self._found, []
         return found
 
@@ -104,11 +104,11 @@ class Inbox:
         elif request is not None and not is_answered:
             self._found.append(request)
 
-    def put_back(self, request: Request) -> None:
+    def put_back(self, request: JobRequest) -> None:
         """Hand the request out again with the next poll."""
         self._made_at.pop(f"{FOLDER}/{request.id}", None)
 
-    def answer(self, request: Request, reply: Mapping[str, Any]) -> None:
+    def answer(self, request: JobRequest, reply: Mapping[str, Any]) -> None:
         """Write the answer beside the request; every poll retries until it is written."""
         stem = f"{FOLDER}/{request.id}"
         if reply.get("accepted"):
@@ -127,7 +127,7 @@ class Inbox:
                 with suppress(Unavailable):  # the others are still answered; this command sees the end of the run
                     self.answer(request, {"accepted": False, "generation": request.generation, "reason": why})
 
-    def _read(self, stem: str, now_us: int) -> Request | None:
+    def _read(self, stem: str, now_us: int) -> JobRequest | None:
         """Return the request; None if it was withdrawn or this version cannot read it."""
         try:
             raw = _read_back(get_at_most(self._store, f"{stem}.json", BYTES_MAX))
@@ -139,7 +139,7 @@ class Inbox:
         kind, args, generation, at = (reported.get(name) for name in ("kind", "args", "generation", "at"))
         self._made_at[stem] = at if isinstance(at, int) else now_us
         if isinstance(kind, str) and isinstance(generation, int) and isinstance(args, dict | None):
-            return Request(stem.rpartition("/")[2], kind, args or {}, generation)
+            return JobRequest(stem.rpartition("/")[2], kind, args or {}, generation)
         reply = {"accepted": False, "generation": None, "reason": "this version cannot read the request"}
         self._write(f"{stem}.reply.json", with_hash(json.dumps(reply).encode()))
         return None

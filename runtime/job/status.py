@@ -26,7 +26,7 @@ from holdfast.runtime.job import standbys, waiting
 from holdfast.runtime.job.live import (
     Checkpoint,
     Horizon,
-    Late,
+    LateRecords,
     OperatorRow,
     Problem,
     RestartRow,
@@ -34,7 +34,7 @@ from holdfast.runtime.job.live import (
     SourceRow,
     State,
     Status,
-    Worker,
+    WorkerRow,
 )
 from holdfast.runtime.plan.loss import Risk, described
 from holdfast.runtime.plan.source import Kept
@@ -65,7 +65,7 @@ STALE_AFTER_MS = 5_000
 
 def of_run(state: Master, root: str, mode: str, driver: DriverProcess | None) -> Status:
     """Return the status of a job from inside its driver."""
-    job, deployed = state.log.job, state.deployed
+    job, deployment = state.log.job, state.deployed
     status = of_log(job, state.rules.name, root) if job is not None else _empty(state.rules.name, root)
     shown, reason = _phase(state)
     return replace(
@@ -78,7 +78,7 @@ def of_run(state: Master, root: str, mode: str, driver: DriverProcess | None) ->
         sources=_sources(state),
         sinks=_sinks(state),
         operators=_operators(state),
-        late=None if deployed is None else late_of(deployed.last),
+        late=None if deployment is None else late_of(deployment.last),
         restarts=_restarts(state),
         problems=_problems(state),
         activity=waiting.of(state),
@@ -86,28 +86,30 @@ def of_run(state: Master, root: str, mode: str, driver: DriverProcess | None) ->
     )
 
 
-def _workers(state: Master) -> tuple[Worker, ...]:
+def _workers(state: Master) -> tuple[WorkerRow, ...]:
     return tuple(
-        Worker(
+        WorkerRow(
             id=worker,
-            host=hosted.host,
-            pid=hosted.pid,
-            role="standby" if standbys.is_standby(hosted) else "worker",
-            subtasks=() if hosted.subtask is None else (hosted.subtask,),
-            follows=standbys.follows(hosted),
-            rss_bytes=hosted.heartbeat.progress.rss_bytes or None,
-            state_bytes=hosted.heartbeat.progress.state_bytes or None,
-            lag_epochs=standbys.lag_epochs(state, hosted),
-            lag_bytes=standbys.lag_bytes(hosted),
-            how=hosted.how,
-            first_record_at=hosted.heartbeat.progress.first_record_at,
-            refused=hosted.heartbeat.progress.refused or None,
+            host=worker_state.host,
+            pid=worker_state.pid,
+            role="standby" if standbys.is_standby(worker_state) else "worker",
+            subtasks=() if worker_state.subtask is None else (worker_state.subtask,),
+            follows=standbys.follows(worker_state),
+            rss_bytes=worker_state.heartbeat.progress.rss_bytes or None,
+            state_bytes=worker_state.heartbeat.progress.state_bytes or None,
+            lag_epochs=standbys.lag_epochs(state, worker_state),
+            lag_bytes=standbys.lag_bytes(worker_state),
+            how=worker_state.how,
+            first_record_at=worker_state.heartbeat.progress.first_record_at,
+            refused=worker_state.heartbeat.progress.refused or None,
             restored_bytes=None
-            if hosted.heartbeat.progress.restored is None
-            else hosted.heartbeat.progress.restored[0],
-            restore_bytes=None if hosted.heartbeat.progress.restored is None else hosted.heartbeat.progress.restored[1],
+            if worker_state.heartbeat.progress.restored is None
+            else worker_state.heartbeat.progress.restored[0],
+            restore_bytes=None
+            if worker_state.heartbeat.progress.restored is None
+            else worker_state.heartbeat.progress.restored[1],
         )
-        for worker, hosted in state.workers.items()
+        for worker, worker_state in state.workers.items()
     )
 
 
@@ -148,12 +150,12 @@ def _busy(state: Master) -> list[Problem]:
     return [Problem(code=code, what=what, next=next_step) for code, what, next_step in waiting.busy_with(marks)]
 
 
-def late_of(manifest: Manifest | None) -> Late | None:
+def late_of(manifest: Manifest | None) -> LateRecords | None:
     """Return how many records were late as of a checkpoint; None if none can be, or the number is unknown."""
     audit = None if manifest is None else manifest.audited
     if audit is None or audit.late is UNSET:
         return None
-    return Late(audit.late.since, dict(sorted(audit.late.rows.items())))
+    return LateRecords(audit.late.since, dict(sorted(audit.late.rows.items())))
 
 
 def of_log(job: joblog.Job, name: str, root: str) -> Status:
@@ -242,15 +244,16 @@ def _local_refusals(state: Master) -> list[Problem]:
     return [
         Problem(
             code=LOCAL_STATE_REFUSED,
-            what=f"worker {worker} on {hosted.host} has not been able to write its local state for "
-            f"{reported.for_ms / 1000:,.0f} s: {reported.what}; it is {plural(reported.epochs, 'epoch')} "
-            f"({plural(reported.bytes, 'byte')}) behind. The job continues, and its checkpoints hold everything; a "
+            what=f"worker {worker} on {worker_state.host} has not been able to write its local state for "
+            f"{refusal.for_ms / 1000:,.0f} s: {refusal.what}; it is {plural(refusal.epochs, 'epoch')} "
+            f"({plural(refusal.bytes, 'byte')}) behind. The job continues, and its checkpoints hold everything; a "
             "worker that starts on that disk now may fail",
-            next=f"free space on the disk of {hosted.host}, or find out why it refuses writes; the worker retries. "
+            next=f"free space on the disk of {worker_state.host}, or find out why it refuses writes; the worker "
+            "retries. "
             "To use another disk: stop the job, set TMPDIR on the executors to a folder there, run it again",
         )
-        for worker, hosted in state.workers.items()
-        if (reported := hosted.heartbeat.progress.local_refused) is not None
+        for worker, worker_state in state.workers.items()
+        if (refusal := worker_state.heartbeat.progress.local_refused) is not None
     ]
 
 
@@ -259,32 +262,32 @@ def _merge_refusals(state: Master) -> list[Problem]:
     return [
         Problem(
             code=MERGE_REFUSED,
-            what=f"worker {worker} on {hosted.host} cannot merge its stored segments: "
-            f"{hosted.heartbeat.progress.merge_refused}. The job continues, and its checkpoints hold everything; until "
-            "a merge succeeds, they name ever more segments, and a restore takes longer",
+            what=f"worker {worker} on {worker_state.host} cannot merge its stored segments: "
+            f"{worker_state.heartbeat.progress.merge_refused}. The job continues, and its checkpoints hold everything; "
+            "until a merge succeeds, they name ever more segments, and a restore takes longer",
             next="make sure that the worker can read and write the root; it retries",
         )
-        for worker, hosted in state.workers.items()
-        if hosted.heartbeat.progress.merge_refused
+        for worker, worker_state in state.workers.items()
+        if worker_state.heartbeat.progress.merge_refused
     ]
 
 
 def _sink_refusals(state: Master) -> list[Problem]:
     """Return a problem for every sink whose last attempt failed."""
-    reported = {
+    errors = {
         sink: (what, hosted.heartbeat.progress)
         for hosted in state.workers.values()
         for sink, what in hosted.heartbeat.progress.sink_errors.items()
     }
     return [
         Problem(code=SINK_REFUSED, what=f"sink {sink} cannot deliver: {what}", next=progress.sink_advice.get(sink))
-        for sink, (what, progress) in sorted(reported.items())
+        for sink, (what, progress) in sorted(errors.items())
     ]
 
 
 def _source_refusals(state: Master) -> list[Problem]:
     """Return a problem for every source that a worker cannot read."""
-    reported = {
+    errors = {
         source: (what, hosted.heartbeat.progress.source_advice.get(source))
         for hosted in state.workers.values()
         for source, what in hosted.heartbeat.progress.source_errors.items()
@@ -296,7 +299,7 @@ def _source_refusals(state: Master) -> list[Problem]:
             what=f"source {source} cannot be read: {what}. Reading waits, and no record is skipped",
             next=advice,
         )
-        for source, (what, advice) in sorted(reported.items())
+        for source, (what, advice) in sorted(errors.items())
     ]
 
 
@@ -419,22 +422,22 @@ def _may_hold_time(row: SourceRow) -> bool:
 
 
 def _sinks(state: Master) -> tuple[SinkRow, ...]:
-    delivered: dict[str, int] = {}
+    delivered_epochs: dict[str, int] = {}
     for writer, tag in state.confirmed.items():
-        delivered[writer.sink] = max(delivered.get(writer.sink, 0), tag.epoch)
-    staged: dict[str, int] = {}
+        delivered_epochs[writer.sink] = max(delivered_epochs.get(writer.sink, 0), tag.epoch)
+    staged_epochs: dict[str, int] = {}
     if state.deployed is not None and state.deployed.last is not None:
         for item in state.deployed.last.pending:
-            staged[item.writer.sink] = max(staged.get(item.writer.sink, 0), item.tag.epoch)
+            staged_epochs[item.writer.sink] = max(staged_epochs.get(item.writer.sink, 0), item.tag.epoch)
     errors = {sink: text for h in state.workers.values() for sink, text in h.heartbeat.progress.sink_errors.items()}
-    names = sorted({*delivered, *staged, *errors})
-    return tuple(SinkRow(name, staged.get(name), delivered.get(name), errors.get(name)) for name in names)
+    names = sorted({*delivered_epochs, *staged_epochs, *errors})
+    return tuple(SinkRow(name, staged_epochs.get(name), delivered_epochs.get(name), errors.get(name)) for name in names)
 
 
 def _operators(state: Master) -> tuple[OperatorRow, ...]:
     rows: dict[str, OperatorRow] = {}
-    for hosted in state.workers.values():
-        for each in hosted.heartbeat.progress.operators:
+    for worker_state in state.workers.values():
+        for each in worker_state.heartbeat.progress.operators:
             row = rows.get(each.name, OperatorRow(each.name))
             rows[each.name] = OperatorRow(
                 name=each.name,
@@ -443,7 +446,7 @@ def _operators(state: Master) -> tuple[OperatorRow, ...]:
                 late=_sum(row.late, each.late),
                 dropped=_sum(row.dropped, each.dropped),
                 dlq=_sum(row.dlq, each.dlq),
-                blocked_by=_blocked_by(each.name, hosted.heartbeat.progress.held_by) or row.blocked_by,
+                blocked_by=_blocked_by(each.name, worker_state.heartbeat.progress.held_by) or row.blocked_by,
             )
     return tuple(rows[name] for name in sorted(rows))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from holdfast.quantities import plural
-from holdfast.runtime.job.explain import GOOD, Finding, findings
+from holdfast.runtime.job.explain import GOOD, JobFinding, findings
 from holdfast.runtime.job.live import Status
 from holdfast.runtime.job.waiting import STOP
 
@@ -34,12 +34,12 @@ def stop_waits(shown: Status) -> StopWaits | None:
     """Return the obstacle to a job's stop; None if it is not stopping, or no obstacle is known."""
     if not is_stopping(shown):
         return None
-    found = [each for each in findings(shown) if each.code not in _SYMPTOMS]
-    if errors := [each for each in found if each.code == SINK_ERROR]:
+    causes = [each for each in findings(shown) if each.code not in _SYMPTOMS]
+    if errors := [each for each in causes if each.code == SINK_ERROR]:
         sinks = frozenset(sink.name for sink in shown.sinks if sink.error)
         return StopWaits(sinks, True, "; ".join(each.what for each in errors), errors[0].next)
-    if found:
-        return _of(found[0])
+    if causes:
+        return _of(causes[0])
     backlog = () if shown.activity is None else shown.activity.backlog
     if not backlog:
         return None
@@ -55,5 +55,5 @@ def is_stopping(shown: Status) -> bool:
     return not ended and shown.activity is not None and shown.activity.ending == STOP
 
 
-def _of(finding: Finding) -> StopWaits:
+def _of(finding: JobFinding) -> StopWaits:
     return StopWaits(frozenset({finding.code}), False, finding.what, finding.next)

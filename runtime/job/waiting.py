@@ -15,7 +15,15 @@ from holdfast.model import NO_EPOCH, Pending, Tag, Timeline, WorkerId
 from holdfast.runtime.driver.deployment import older_output_is_left
 from holdfast.runtime.driver.failover import launch_allowed_at
 from holdfast.runtime.driver.state import Deployed, Finishing, Hosted, Master, Stopping
-from holdfast.runtime.job.live import Activity, Backlog, Ended, Failures, Launching, OpenEpoch, Waiting
+from holdfast.runtime.job.live import (
+    Activity,
+    EndedPartition,
+    Failures,
+    LaunchingWorker,
+    OpenEpoch,
+    SinkBacklog,
+    Waiting,
+)
 from holdfast.runtime.wire.vitals import FUNCTION, INTERPRETER, SOURCE, described
 
 STOP = "stop"
@@ -47,31 +55,31 @@ def busy_with(marks: Iterable[str]) -> list[tuple[str, str, str]]:
 def of(state: Master) -> Activity:
     """Return the waits of the job, as part of the status of a run."""
     now = state.looked_at or 0.0
-    deployed = state.deployed
-    asked = {Finishing: "finish", Stopping: STOP, type(None): None}[type(state.ending)]
+    deployment = state.deployed
+    end_request = {Finishing: "finish", Stopping: STOP, type(None): None}[type(state.ending)]
     return Activity(
-        records_in=sum(hosted.heartbeat.progress.records_in for hosted in state.workers.values()),
+        records_in=sum(worker_state.heartbeat.progress.records_in for worker_state in state.workers.values()),
         epochs_given_up=state.given_up,
         parallelism=state.rules.parallelism,
         checkpoint_every_ms=_ms(state.rules.checkpoint_every),
-        ending="once" if asked is None and state.rules.until is not None else asked,
+        ending="once" if end_request is None and state.rules.until is not None else end_request,
         savepoints_waiting=state.savepoints,
         appending=state.log.record.kind if isinstance(state.log, append.InFlight) else None,
-        open_epoch=None if deployed is None else _open_epoch(state, deployed, now),
-        older_output_left=deployed is not None and older_output_is_left(state, deployed.base),
-        launching=tuple(Launching(number=n, since_ms=_ms(now - at)) for n, at in sorted(state.launching.items())),
+        open_epoch=None if deployment is None else _open_epoch(state, deployment, now),
+        older_output_left=deployment is not None and older_output_is_left(state, deployment.base),
+        launching=tuple(LaunchingWorker(number=n, since_ms=_ms(now - at)) for n, at in sorted(state.launching.items())),
         next_launch_ms=max(0, _ms(launch_allowed_at(state) - now)) if state.failures else 0,
         failures=Failures(
             len(state.failures),
             state.rules.restart_failures_max,
             state.failures[-1].error.what if state.failures else None,
         ),
-        backlog=_backlog(state, deployed),
-        waiting=tuple(_waiting(worker, hosted, now) for worker, hosted in state.workers.items()),
+        backlog=_backlog(state, deployment),
+        waiting=tuple(_waiting(worker, worker_state, now) for worker, worker_state in state.workers.items()),
         ended=tuple(
-            Ended(at.source, at.partition)
-            for hosted in state.workers.values()
-            for at in hosted.heartbeat.progress.ended
+            EndedPartition(at.source, at.partition)
+            for worker_state in state.workers.values()
+            for at in worker_state.heartbeat.progress.ended
         ),
         listing_ms=None if state.listing is None else _ms(now - state.listing.since),
         epoch_ms=_epoch_ms(state),
@@ -109,7 +117,7 @@ def _open_epoch(state: Master, phase: Deployed, now: float) -> OpenEpoch | None:
     )
 
 
-def _backlog(state: Master, phase: Deployed | None) -> tuple[Backlog, ...]:
+def _backlog(state: Master, phase: Deployed | None) -> tuple[SinkBacklog, ...]:
     """Return, per sink, the committed output that no worker has reported as delivered."""
     nothing = Tag(Timeline(0), NO_EPOCH)
     left: dict[str, list[Pending]] = {}
@@ -117,7 +125,7 @@ def _backlog(state: Master, phase: Deployed | None) -> tuple[Backlog, ...]:
         if state.confirmed.get(item.writer, nothing) < item.tag:
             left.setdefault(item.writer.sink, []).append(item)
     return tuple(
-        Backlog(
+        SinkBacklog(
             sink=sink,
             epochs=len({item.tag for item in items}),
             oldest_epoch=min(item.tag.epoch for item in items),

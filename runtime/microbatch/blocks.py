@@ -26,7 +26,7 @@ from holdfast.checkpoint.audit import PartAudit
 from holdfast.errors import ErrorReport, Unavailable
 from holdfast.model import Barrier, ChannelId, SegmentRef, SourcePosition, Staged, Subtask, Watermark
 from holdfast.runtime.wire.channels import Frame
-from holdfast.runtime.wire.messages import Progress
+from holdfast.runtime.wire.messages import WorkerProgress
 
 BLOCK_BYTES = 4 << 20
 """A block is sent once its record batches have this size."""
@@ -52,7 +52,7 @@ class Result(msgspec.Struct, frozen=True, tag="result"):
     segment: SegmentRef | None = None
     staged: dict[str, Staged] = {}
     audit: PartAudit | None = None
-    progress: Progress = Progress()
+    progress: WorkerProgress = WorkerProgress()
     filled: float = 0.0
     """Its changes of state, as a share of the memory that there is for them."""
     error: ErrorReport | None = None
@@ -146,7 +146,7 @@ class Outbox:
         self._full.append(Parcel(receiver, _packed(header, bodies)))
 
 
-class Inbox:
+class BlockInbox:
     """Takes the blocks that one task of a layer receives.
 
     Args:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from holdfast.model import Subtask
-from holdfast.runtime.wire.messages import OperatorProgress, Progress
+from holdfast.runtime.wire.messages import OperatorProgress, WorkerProgress
 
 
 class Counted:
@@ -25,7 +25,7 @@ class Counted:
         self.due_us: int | None = None
         """The earliest processing time at which the last epoch has left something to do; None if never."""
 
-    def add(self, epoch: Iterable[tuple[Subtask, Progress]]) -> None:
+    def add(self, epoch: Iterable[tuple[Subtask, WorkerProgress]]) -> None:
         """Add the reports of an epoch's tasks. Sizes of state and the next due time are those of the last epoch."""
         sums: dict[str, OperatorProgress] = {}
         self.state_bytes, self.due_us = Counter(), None
@@ -34,11 +34,13 @@ class Counted:
             self.state_bytes[subtask] += part.state_bytes
             self.due_us = min((at for at in (self.due_us, part.due_us) if at is not None), default=None)
             for each in part.operators:
-                known = sums.get(each.name)
-                sums[each.name] = each if known is None else _sum(known, each, known.state_bytes + each.state_bytes)
+                subtotal = sums.get(each.name)
+                sums[each.name] = (
+                    each if subtotal is None else _sum(subtotal, each, subtotal.state_bytes + each.state_bytes)
+                )
         for name, each in sums.items():
-            known = self.operators.get(name)
-            self.operators[name] = each if known is None else _sum(known, each, each.state_bytes)
+            subtotal = self.operators.get(name)
+            self.operators[name] = each if subtotal is None else _sum(subtotal, each, each.state_bytes)
 
 
 def _sum(one: OperatorProgress, other: OperatorProgress, state_bytes: int) -> OperatorProgress:

@@ -11,7 +11,7 @@ from holdfast.errors import Unavailable
 from holdfast.runtime.wire.vitals import At
 
 
-class Death(NamedTuple):
+class TaskDeath(NamedTuple):
     """A function call during which a process ended."""
 
     mark: str | None
@@ -30,6 +30,6 @@ class ProcessEnded(Unavailable):
         death: The function call during which it ended, if there was one.
     """
 
-    def __init__(self, what: str, *, not_done: str, next_step: str, death: Death | None) -> None:
+    def __init__(self, what: str, *, not_done: str, next_step: str, death: TaskDeath | None) -> None:
         super().__init__(what, not_done=not_done, next_step=next_step)
         self.death = death

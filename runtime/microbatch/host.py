@@ -27,20 +27,20 @@ from holdfast.model import CHANGELOG, NO_EPOCH, Cut, Epoch, Generation, SegmentR
 from holdfast.runtime.microbatch import machine as batches
 from holdfast.runtime.microbatch.blocks import result_in
 from holdfast.runtime.microbatch.counted import Counted
-from holdfast.runtime.microbatch.deaths import Death, ProcessEnded
+from holdfast.runtime.microbatch.deaths import ProcessEnded, TaskDeath
 from holdfast.runtime.microbatch.layers import layers_of
 from holdfast.runtime.microbatch.machine import Batches
-from holdfast.runtime.microbatch.outlook import Outlook
+from holdfast.runtime.microbatch.outlook import SourceOutlook
 from holdfast.runtime.microbatch.ranges import Pace, ends_of_epoch, in_step
 from holdfast.runtime.microbatch.task import PERMANENT, Batch
 from holdfast.runtime.operators.suspicion import lifted
 from holdfast.runtime.plan.compiler import Plan
-from holdfast.runtime.time.time_alignment import Aligned, Look, Place, Reached, looked
+from holdfast.runtime.time.time_alignment import Aligned, Look, PartitionProgress, Place, looked
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.worker.compaction import CompactJob
 from holdfast.runtime.worker.deliveries import Deliveries
-from holdfast.runtime.worker.ports import Ports
-from holdfast.runtime.worker.protocol import Deliver
+from holdfast.runtime.worker.ports import SubtaskPorts
+from holdfast.runtime.worker.protocol import QueueOutput
 
 BEAT_EVERY_S = 0.5
 COMPACT_RETRY_S = 1.0
@@ -77,7 +77,7 @@ class Host:
     def __init__(
         self,
         plan: Plan,
-        ports: Ports,
+        ports: SubtaskPorts,
         jobs: Jobs,
         post: Callable[[Callable[[], None]], None],
         answer: Callable[[m.FromWorker], None],
@@ -94,7 +94,7 @@ class Host:
         """The manifests of the last epochs of this generation."""
         self._batches: Batches | None = None
         self._generation, self._jobs_run = Generation(0), 0
-        self._outlook: Outlook | None = None
+        self._outlook: SourceOutlook | None = None
         self._begun: dict[Place, int] = {}
         """Where this run, in its first generation, began to read each partition."""
         self._opened = {spec.name: spec.source.open() for spec in plan.sources}
@@ -155,7 +155,7 @@ class Host:
             self._perform(*batches.failed_job(state, job, sent.report()))
             return
         results = [result for data in sent if (result := result_in(data)) is not None]
-        if isinstance(state.phase, batches.Running):
+        if isinstance(state.phase, batches.BatchRunning):
             read = sum(end - max(state.positions[place].offset, 0) for place, end in state.phase.until.items())
             filled = max((result.filled for result in results), default=0.0)
             self._pace = self._pace.took(read, self._now() - self._began, filled)
@@ -182,7 +182,7 @@ class Host:
             if subtask is not None and self._batches is not None:
                 self._say(self._heartbeat(worker, subtask, self._batches))
             else:
-                self._say(m.Heartbeat(worker, Generation(0), False, False, (), m.Progress()))
+                self._say(m.Heartbeat(worker, Generation(0), False, False, (), m.WorkerProgress()))
 
     def _beat_soon(self) -> None:
         """Have the next turn send heartbeats: one for all messages until then, as every subtask gets its own."""
@@ -196,7 +196,7 @@ class Host:
             return
         if isinstance(message, m.Deploy):
             self._deploy(worker, message)
-        elif isinstance(message, m.Expired):
+        elif isinstance(message, m.BeforeImagesExpired):
             self._deliveries.forget(message.through)
         elif isinstance(message, m.Pulse):
             self._deliveries.behind = message.behind
@@ -251,7 +251,7 @@ class Host:
         offsets = {place: max(at.offset, 0) for place, at in state.positions.items()}
         ends = {} if self._deliveries.full() else self._outlook.readable()
         left = {place: max(0, ends.get(place, 0) - offset) for place, offset in offsets.items()}
-        partitions = {p: Reached(offsets[p], at.watermark, left[p]) for p, at in state.positions.items()}
+        partitions = {p: PartitionProgress(offsets[p], at.watermark, left[p]) for p, at in state.positions.items()}
         self._aligned = looked(self._aligned, Look(state.cut.epoch, partitions), self._groups)
         may = ends if sum(left.values()) <= rows_max else in_step(ends, partitions, self._aligned.limits)
         self._some_wait = any(left[place] for place in offsets.keys() - may.keys())
@@ -282,40 +282,40 @@ class Host:
         until = {(at.source, at.partition): at.offset for each in self._deploys.values() for at in each.until}
         specs = {spec.name: spec for spec in self._plan.sources}
         given = self._opened, specs, self._ports.clock, self._ports.lane, until, self._begun
-        self._outlook = Outlook(*given, changed=self.beat, failed=self._fail)
+        self._outlook = SourceOutlook(*given, changed=self.beat, failed=self._fail)
 
     # Effects
 
     def _perform(self, state: Batches, effects: list[batches.Effect]) -> None:
         self._batches, self._jobs_run = state, state.job
-        if isinstance(state.phase, batches.Acked) and any(isinstance(each, batches.SendAck) for each in effects):
+        if isinstance(state.phase, batches.Acked) and any(isinstance(each, batches.AckPart) for each in effects):
             self._counted.add(state.phase.progress)
             self.beat()  # before the acks: the driver decides by it whether there is another epoch to close
         for effect in effects:
             match effect:
-                case batches.Run(after_s=after_s) as run if after_s:
+                case batches.StartJob(after_s=after_s) as run if after_s:
                     self._after(after_s, partial(self._run_later, run))
-                case batches.Run():
+                case batches.StartJob():
                     self._run(state, effect)
-                case batches.Cancel(job):
+                case batches.CancelJob(job):
                     self._jobs.cancel(job)
-                case batches.SendAck(epoch, part):
+                case batches.AckPart(epoch, part):
                     self._ack(epoch, part)
-                case Deliver(pending):
+                case QueueOutput(pending):
                     self._deliveries.queue(pending)
-                case batches.Compact(subtask, merge):
+                case batches.CompactSubtask(subtask, merge):
                     specs = tuple(operator.table for operator in self._plan.operators)
                     merger = WorkerId(f"merge-{subtask}")
                     self._compact(subtask, CompactJob(self._deploy_of(state, subtask), merger, merge, specs))
-                case batches.Fail(error, permanent):
+                case batches.FailGeneration(error, permanent):
                     self._report(error, permanent=permanent)
 
-    def _run_later(self, run: batches.Run) -> None:
+    def _run_later(self, run: batches.StartJob) -> None:
         state = self._batches
-        if state is not None and run.job == state.job and isinstance(state.phase, batches.Running):
+        if state is not None and run.job == state.job and isinstance(state.phase, batches.BatchRunning):
             self._run(state, run)
 
-    def _run(self, state: Batches, run: batches.Run) -> None:
+    def _run(self, state: Batches, run: batches.StartJob) -> None:
         assert self._outlook is not None
         trigger, until = run.trigger, run.until
         self._began = self._now()
@@ -349,13 +349,13 @@ class Host:
 
     def _delivered(self) -> dict[Subtask, Epoch]:
         """Return, by writer, the epoch through which the changelog's topic is known to have everything."""
-        known = self._deploys[Subtask(0)].topic
-        done = {
+        topic_state = self._deploys[Subtask(0)].topic
+        confirmed_epochs = {
             each.writer.subtask: each.tag.epoch
             for each in self._deliveries.confirmed()
             if each.writer.sink == CHANGELOG
         }
-        return {**({} if known is None else known.delivered), **done}
+        return {**({} if topic_state is None else topic_state.delivered), **confirmed_epochs}
 
     def _ack(self, epoch: Epoch, part: SubtaskPart) -> None:
         worker = next((worker for worker, subtask in self._workers.items() if subtask == part.subtask), None)
@@ -384,7 +384,7 @@ class Host:
 
     # Reports
 
-    def _killed(self, state: Batches, job: int, error: ErrorReport, death: Death) -> None:
+    def _killed(self, state: Batches, job: int, error: ErrorReport, death: TaskDeath) -> None:
         """Report as a worker and its companion do: the function that the process was running, then its end."""
         workers = {subtask: worker for worker, subtask in self._workers.items() if subtask is not None}
         worker = workers.get(Subtask(death.subtask))
@@ -400,7 +400,7 @@ class Host:
         offsets = {place: max(at.offset, 0) for place, at in mine.items()}
         over = [SourcePosition(*place, at) for place, at in offsets.items() if outlook.ended(place, at)]
         errors = self._deliveries.errors()
-        progress = m.Progress(
+        progress = m.WorkerProgress(
             state_bytes=self._counted.state_bytes[subtask],
             records_in=self._counted.records if subtask == 0 else 0,
             positions=tuple(mine.values()),
@@ -411,7 +411,9 @@ class Host:
             ended=tuple(over),
             times=outlook.times(mine),
             merge_refused=self._merge_refused,
-            refused=(state.phase.refused or self._jobs.stalled()) if isinstance(state.phase, batches.Running) else "",
+            refused=(state.phase.refused or self._jobs.stalled())
+            if isinstance(state.phase, batches.BatchRunning)
+            else "",
             held_by=self._held_by(state),
         )
         return m.Heartbeat(
@@ -434,7 +436,7 @@ class Host:
         waits = (("delivery", self._deliveries.full()), ("event time", self._some_wait))
         return tuple(name for name, holds in waits if holds)
 
-    def _quiet(self, state: Batches, outlook: Outlook) -> Epoch:
+    def _quiet(self, state: Batches, outlook: SourceOutlook) -> Epoch:
         """Return the last epoch if another one would read, close, fire and record nothing; else 0."""
         due_us = self._counted.due_us
         due = due_us is not None and due_us <= self._ports.clock.wall_us()
@@ -442,14 +444,14 @@ class Host:
         new = waiting or state.merged or outlook.time_moved(state.reached)
         return NO_EPOCH if new else state.closed
 
-    def _wants_epoch(self, state: Batches, outlook: Outlook) -> bool:
+    def _wants_epoch(self, state: Batches, outlook: SourceOutlook) -> bool:
         """Return whether the next epoch should not wait until it is due, because there is much to read.
 
         For the first one of a generation any record will do, unless its predecessor could complete no epoch: a job
         that fails immediately would soon have failed too often.
         """
         left = outlook.left(state.positions)
-        if self._deliveries.full() or left is None or not isinstance(state.phase, batches.Idle):
+        if self._deliveries.full() or left is None or not isinstance(state.phase, batches.BatchIdle):
             return False
         if state.newest < self._deploys[Subtask(0)].first_epoch:
             return self._prompt and outlook.whole and left > 0
@@ -470,7 +472,7 @@ class Host:
         self._post(lambda: self._answer(message))
 
     def _cancel(self) -> None:
-        if self._batches is not None and isinstance(self._batches.phase, batches.Running):
+        if self._batches is not None and isinstance(self._batches.phase, batches.BatchRunning):
             self._jobs.cancel(self._batches.job)
 
     def _after(self, delay_s: float, action: Callable[[], object]) -> None:

@@ -24,7 +24,7 @@ _NO_EXECUTOR = (
 )
 
 
-class Stage(NamedTuple):
+class LayerProgress(NamedTuple):
     """How far the tasks of one layer are."""
 
     tasks: int
@@ -43,10 +43,10 @@ class JobWatch:
     def __init__(self, plan: Plan, layers: Layers, began: float) -> None:
         self._calls = [[name for at in sorted(layer) for name in plan.fragments[at].calls()] for layer in layers]
         self._began = self._moved = began
-        self._stages: Sequence[Stage] = ()
+        self._stages: Sequence[LayerProgress] = ()
         self._gone_at: float | None = None
 
-    def look(self, now: float, executors: int, stages: Sequence[Stage]) -> str:
+    def look(self, now: float, executors: int, stages: Sequence[LayerProgress]) -> str:
         """Return why the job gets nowhere, empty if it does.
 
         Args:
@@ -62,7 +62,7 @@ class JobWatch:
             return self._slow(now, len(stages) - 1, stages[-1])
         return ""
 
-    def _slow(self, now: float, layer: int, stage: Stage) -> str:
+    def _slow(self, now: float, layer: int, stage: LayerProgress) -> str:
         calls = self._calls[layer] if layer < len(self._calls) else []
         names = ", ".join(described(FUNCTION + name) for name in calls)
         return (

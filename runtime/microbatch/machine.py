@@ -46,7 +46,7 @@ from holdfast.model import (
 from holdfast.runtime.microbatch.blocks import Attempt, Result, mixed
 from holdfast.runtime.time.time_alignment import Place
 from holdfast.runtime.wire import messages as m
-from holdfast.runtime.worker.protocol import Deliver
+from holdfast.runtime.worker.protocol import QueueOutput
 
 ATTEMPTS_MAX = 3
 """How often the job of one epoch may fail in Spark before the generation fails."""
@@ -57,12 +57,12 @@ Positions = Mapping[Place, SourcePosition]
 
 
 @dataclass(frozen=True)
-class Idle:
+class BatchIdle:
     """No job runs, and no epoch waits for its outcome."""
 
 
 @dataclass(frozen=True)
-class Running:
+class BatchRunning:
     """The job of this epoch runs."""
 
     trigger: m.Trigger
@@ -81,7 +81,7 @@ class Acked:
 
     trigger: m.Trigger
     parts: tuple[SubtaskPart, ...]
-    progress: tuple[tuple[Subtask, m.Progress], ...]
+    progress: tuple[tuple[Subtask, m.WorkerProgress], ...]
     """Progress of every task, with its subtask."""
 
 
@@ -97,7 +97,7 @@ class Batches:
     positions: Positions
     newest: Epoch
     """The last epoch that was triggered."""
-    phase: Idle | Running | Acked = Idle()
+    phase: BatchIdle | BatchRunning | Acked = BatchIdle()
     job: int = 0
     """Number of the last job."""
     halted: bool = False
@@ -123,7 +123,7 @@ class Batches:
 
 
 @dataclass(frozen=True)
-class Run:
+class StartJob:
     """Start this job: the tasks of the epoch, from the base that the state has, up to these offsets."""
 
     job: int
@@ -134,14 +134,14 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Cancel:
+class CancelJob:
     """End a job whose results no longer count."""
 
     job: int
 
 
 @dataclass(frozen=True)
-class SendAck:
+class AckPart:
     """Report to the driver that this part of the epoch is durable."""
 
     epoch: Epoch
@@ -149,7 +149,7 @@ class SendAck:
 
 
 @dataclass(frozen=True)
-class Compact:
+class CompactSubtask:
     """In the background: merge these pieces of a subtask, store the result; then report `compacted`."""
 
     subtask: Subtask
@@ -157,14 +157,14 @@ class Compact:
 
 
 @dataclass(frozen=True)
-class Fail:
+class FailGeneration:
     """Report to the driver that the generation cannot continue."""
 
     error: ErrorReport
     permanent: bool
 
 
-Effect = Run | Cancel | SendAck | Deliver | Compact | Fail
+Effect = StartJob | CancelJob | AckPart | QueueOutput | CompactSubtask | FailGeneration
 Step = tuple[Batches, list[Effect]]
 
 
@@ -204,54 +204,54 @@ def triggered(state: Batches, trigger: m.Trigger, until: Mapping[Place, int]) ->
     if trigger.generation != state.generation or trigger.barrier.epoch <= state.newest:
         return state, []
     state, effects = committed(state, Cut(trigger.barrier.committed_through, ""))
-    if isinstance(state.phase, Running):
-        effects.append(Cancel(state.job))
+    if isinstance(state.phase, BatchRunning):
+        effects.append(CancelJob(state.job))
     halted = state.halted or trigger.barrier.last
     state = replace(state, newest=trigger.barrier.epoch, halted=halted, job=state.job + 1)
-    state = replace(state, phase=Running(trigger, until))
-    return state, [*effects, Run(state.job, trigger, until)]
+    state = replace(state, phase=BatchRunning(trigger, until))
+    return state, [*effects, StartJob(state.job, trigger, until)]
 
 
 def finished(state: Batches, job: int, results: Iterable[Result], layers: int) -> Step:
     """All tasks of a job have ended, with these results."""
     phase = state.phase
-    if not isinstance(phase, Running) or job != state.job:
+    if not isinstance(phase, BatchRunning) or job != state.job:
         return state, []
     results = tuple(results)
-    if (failed := _cause(results)) is not None:
-        assert failed.error is not None
-        if failed.permanent:
-            return replace(state, phase=Idle()), [Fail(failed.error, permanent=True)]
-        return _again(state, replace(phase, waits=phase.waits + 1, refused=failed.error.what))
+    if (failure := _cause(results)) is not None:
+        assert failure.error is not None
+        if failure.permanent:
+            return replace(state, phase=BatchIdle()), [FailGeneration(failure.error, permanent=True)]
+        return _again(state, replace(phase, waits=phase.waits + 1, refused=failure.error.what))
     if (problem := inconsistent(results, layers, len(state.handles))) is not None:
         return failed_job(state, job, problem)
     parts = tuple(_part(state, Subtask(number), results) for number in range(len(state.handles)))
     progress = tuple((each.attempt.subtask, each.progress) for each in results)
     state = replace(state, phase=Acked(phase.trigger, parts, progress))
-    return state, [SendAck(phase.trigger.barrier.epoch, part) for part in parts]
+    return state, [AckPart(phase.trigger.barrier.epoch, part) for part in parts]
 
 
 def failed_job(state: Batches, job: int, error: ErrorReport) -> Step:
     """A job ended without results that fit together."""
     phase = state.phase
-    if not isinstance(phase, Running) or job != state.job:
+    if not isinstance(phase, BatchRunning) or job != state.job:
         return state, []
     if phase.tries >= ATTEMPTS_MAX:
-        return replace(state, phase=Idle()), [Fail(error, permanent=False)]
+        return replace(state, phase=BatchIdle()), [FailGeneration(error, permanent=False)]
     return _again(state, replace(phase, tries=phase.tries + 1))
 
 
 def killed_job(state: Batches, job: int, error: ErrorReport) -> Step:
     """A function ended the process of a task: the driver counts such ends, and one in a generation."""
-    if not isinstance(state.phase, Running) or job != state.job:
+    if not isinstance(state.phase, BatchRunning) or job != state.job:
         return state, []
-    return replace(state, phase=Idle()), [Fail(error, permanent=False)]
+    return replace(state, phase=BatchIdle()), [FailGeneration(error, permanent=False)]
 
 
-def _again(state: Batches, phase: Running) -> Step:
+def _again(state: Batches, phase: BatchRunning) -> Step:
     wait_s = min(WAIT_FIRST_S * 2.0 ** min(phase.waits - 1, 32), WAIT_MAX_S) if phase.refused else 0.0
     state = replace(state, phase=phase, job=state.job + 1)
-    return state, [Run(state.job, phase.trigger, phase.until, wait_s)]
+    return state, [StartJob(state.job, phase.trigger, phase.until, wait_s)]
 
 
 def committed(state: Batches, cut: Cut, delivered: Mapping[Subtask, Epoch] | None = None) -> Step:
@@ -271,16 +271,16 @@ def committed(state: Batches, cut: Cut, delivered: Mapping[Subtask, Epoch] | Non
         for sink, staged in sorted(part.staged.items()):
             if staged.parts and sink not in state.committed_once:
                 tag = Tag(state.timeline, cut.epoch)
-                effects.append(Deliver(Pending(Writer(sink, part.subtask), tag, staged)))
+                effects.append(QueueOutput(Pending(Writer(sink, part.subtask), tag, staged)))
     positions = state.reached
-    done = frozenset(part.subtask for part in phase.parts if part.compacted is not None)
+    compacted_subtasks = frozenset(part.subtask for part in phase.parts if part.compacted is not None)
     handles = tuple(
         undelivered(advanced(handle, part.segment, part.compacted, part.further), delivered or {})
         for handle, part in zip(state.handles, phase.parts, strict=True)
     )
-    merged = {subtask: ref for subtask, ref in state.merged.items() if subtask not in done}
-    state = replace(state, cut=cut, phase=Idle(), positions=positions, handles=handles, merged=merged)
-    state = replace(state, merging=state.merging - done)
+    merged = {subtask: ref for subtask, ref in state.merged.items() if subtask not in compacted_subtasks}
+    state = replace(state, cut=cut, phase=BatchIdle(), positions=positions, handles=handles, merged=merged)
+    state = replace(state, merging=state.merging - compacted_subtasks)
     merges = _due(state)
     state = replace(state, merging=state.merging | {each.subtask for each in merges})
     return state, [*effects, *merges]
@@ -294,18 +294,18 @@ def compacted(state: Batches, subtask: Subtask, merged: SegmentRef) -> Batches:
 
 def inconsistent(results: Iterable[Result], layers: int, parallelism: int) -> ErrorReport | None:
     """Return why these results cannot be parts of one epoch; None if they can."""
-    made: dict[tuple[int, Subtask], Attempt] = {}
+    attempts: dict[tuple[int, Subtask], Attempt] = {}
     results = tuple(results)
     for result in results:
         at = result.attempt
-        if made.setdefault((at.layer, at.subtask), at) != at:
+        if attempts.setdefault((at.layer, at.subtask), at) != at:
             return mixed(at.layer, at.subtask).report()
     for result in results:
         for read in result.read_from:
-            if made.get((read.layer, read.subtask)) != read:
+            if attempts.get((read.layer, read.subtask)) != read:
                 return mixed(read.layer, read.subtask).report()
     missing = [(layer, subtask) for layer in range(layers) for subtask in range(parallelism)]
-    missing = [place for place in missing if place not in made]
+    missing = [place for place in missing if place not in attempts]
     if missing:
         return ErrorReport(
             kind="unavailable",
@@ -325,20 +325,20 @@ def _cause(results: Iterable[Result]) -> Result | None:
 def _part(state: Batches, subtask: Subtask, results: Iterable[Result]) -> SubtaskPart:
     mine = sorted((each for each in results if each.attempt.subtask == subtask), key=lambda each: each.attempt.layer)
     segments = [each.segment for each in mine if each.segment is not None]
-    staged: dict[str, Staged] = {}
+    output_by_sink: dict[str, Staged] = {}
     audits: list[PartAudit] = []
     for each in mine:
         for sink, new in each.staged.items():
-            before = staged.get(sink)
+            before = output_by_sink.get(sink)
             whole = new if before is None else Staged((*before.parts, *new.parts), before.rows + new.rows)
-            staged[sink] = whole
+            output_by_sink[sink] = whole
         if each.audit is not None:
             audits.append(each.audit)
     return SubtaskPart(
         subtask,
         tuple(at for each in mine for at in each.positions),
         segments[0] if segments else None,
-        staged,
+        output_by_sink,
         (),
         state.merged.get(subtask),
         joined(audits) if audits else None,
@@ -357,9 +357,9 @@ def _of(at: SourcePosition, subtask: Subtask) -> SourcePosition:
     return msgspec.structs.replace(at, subtask=subtask)
 
 
-def _due(state: Batches) -> list[Compact]:
+def _due(state: Batches) -> list[CompactSubtask]:
     """Return the merges that are worth making; one per subtask at a time."""
     found = (
         (h.subtask, due(h, state.cut.epoch, state.limits)) for h in state.handles if h.subtask not in state.merging
     )
-    return [Compact(subtask, merge) for subtask, merge in found if merge is not None]
+    return [CompactSubtask(subtask, merge) for subtask, merge in found if merge is not None]

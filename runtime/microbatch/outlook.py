@@ -33,7 +33,7 @@ ANSWER_S = 0.5
 """The longest wait of an epoch for a new look at its sources before its offsets are fixed."""
 
 
-class Seen(NamedTuple):
+class SourceView(NamedTuple):
     """The state of one source as of the last look."""
 
     ends: Mapping[Place, int]
@@ -46,7 +46,7 @@ class Seen(NamedTuple):
     """Watermarks at these ends, if the source reports event time itself."""
 
 
-class Outlook:
+class SourceOutlook:
     """The partitions of one generation.
 
     Args:
@@ -70,7 +70,7 @@ class Outlook:
     ) -> None:
         self._opened, self._specs, self._clock, self._lane = opened, specs, clock, lane
         self._until, self._begun, self._changed, self._failed = dict(until), begun, changed, failed
-        self._seen: dict[str, Seen] = {}
+        self._seen: dict[str, SourceView] = {}
         """By source, once it has answered."""
         self._input_ends: dict[str, Mapping[Place, int]] = {}
         """Where the input of a source ends, because the user asked for that."""
@@ -111,14 +111,14 @@ class Outlook:
             then()
 
     def _begin_look(self, name: str, positions: Positions) -> None:
-        finish, asked = self._finish_asked, self._asked
+        finish, question_number = self._finish_asked, self._asked
         places = tuple(place for place in positions if place[0] == name)
         self._begun.update((place, positions[place].offset) for place in places if place not in self._begun)
-        begun = {place[1]: self._begun[place] for place in places}
+        start_offsets = {place[1]: self._begun[place] for place in places}
 
         def done(result: object) -> None:
             self._looking.discard(name)
-            fresh = asked == self._asked
+            fresh = question_number == self._asked
             self._look_at[name] = self._clock.monotonic() + (LOOK_EVERY_S if fresh else 0.0)
             if self._over:
                 return
@@ -130,14 +130,14 @@ class Outlook:
             elif isinstance(result, BaseException):
                 raise result
             else:
-                assert isinstance(result, Seen)
+                assert isinstance(result, SourceView)
                 self._saw(name, result, positions, finish=finish)
             if fresh:
                 self._awaited.discard(name)
                 self._give_answer()
 
         self._looking.add(name)
-        self._lane(f"ends-{name}").submit(lambda: self._look(name, begun), done)
+        self._lane(f"ends-{name}").submit(lambda: self._look(name, start_offsets), done)
 
     def end_input(self, positions: Positions, *, drop_unread: bool) -> None:
         """The input ends: at the present positions, or where the next look at each source finds its ends."""
@@ -185,15 +185,15 @@ class Outlook:
 
     def silent(self, positions: Positions) -> dict[Place, bool]:
         """Return the partitions with event time that have long had no records: quiet ones, and idle ones."""
-        found, readable = dict[Place, bool](), self.readable()
+        idle_by_place, readable = dict[Place, bool](), self.readable()
         for place, at in positions.items():
             if readable.get(place, 0) > max(at.offset, 0):
                 continue  # it had records when its source was last asked, however long ago that is
             if (since := self._silent_s(place)) is not None and since >= (
                 after := self._specs[place[0]].idle_after_s
             ) / 2:
-                found[place] = since >= after
-        return found
+                idle_by_place[place] = since >= after
+        return idle_by_place
 
     def time_moved(self, positions: Positions) -> bool:
         """Return whether an epoch without records would advance event time."""
@@ -227,18 +227,18 @@ class Outlook:
         """Take no more answers."""
         self._over = True
 
-    def _look(self, name: str, begun: Mapping[int, int]) -> Seen:
-        source, opened = self._specs[name].source, self._opened[name]
+    def _look(self, name: str, begun: Mapping[int, int]) -> SourceView:
+        source, open_source = self._specs[name].source, self._opened[name]
         traits = source.traits
-        first = {p: opened.retention_start(p) if traits.paced and at < 0 else at for p, at in begun.items()}
-        there = opened.appeared(first)
-        whole = opened.end_offsets() if traits.paced and traits.endless is None else there
-        sealed = ((name, p) for p in begun if p in there and opened.ended(p, there[p]))
-        known = (((name, p), opened.watermark(p, end)) for p, end in there.items())
+        first = {p: open_source.retention_start(p) if traits.paced and at < 0 else at for p, at in begun.items()}
+        there = open_source.appeared(first)
+        whole = open_source.end_offsets() if traits.paced and traits.endless is None else there
+        sealed = ((name, p) for p in begun if p in there and open_source.ended(p, there[p]))
+        known = (((name, p), open_source.watermark(p, end)) for p, end in there.items())
         times = {place: at for place, at in known if at is not None}
-        return Seen(_placed(name, there), _placed(name, whole), frozenset(sealed), times)
+        return SourceView(_placed(name, there), _placed(name, whole), frozenset(sealed), times)
 
-    def _saw(self, name: str, seen: Seen, positions: Positions, *, finish: bool) -> None:
+    def _saw(self, name: str, seen: SourceView, positions: Positions, *, finish: bool) -> None:
         now, before = self._clock.monotonic(), self._seen.get(name)
         for place, at in positions.items():
             if place[0] == name:

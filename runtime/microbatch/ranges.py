@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from holdfast.runtime.time.time_alignment import Group, Limit, Place, Reached
+from holdfast.runtime.time.time_alignment import Group, Limit, PartitionProgress, Place
 
 ROWS_FIRST, ROWS_MIN = 100_000, 1_000
 
@@ -58,7 +58,7 @@ class Pace:
 
 
 def in_step(
-    ends: Mapping[Place, int], partitions: Mapping[Place, Reached], limits: Mapping[Group, Limit]
+    ends: Mapping[Place, int], partitions: Mapping[Place, PartitionProgress], limits: Mapping[Group, Limit]
 ) -> dict[Place, int]:
     """Leave out the partitions that are too far ahead in event time (docs/decisions/0048).
 

@@ -26,7 +26,7 @@ from msgspec.structs import replace as replace_fields
 from holdfast.errors import ConfigError, Damaged, Fenced, HoldfastError, JobFailed, LocalDamaged, Unavailable, Where
 from holdfast.model import NEVER_US, Barrier, ChannelId, Epoch, SourcePosition, Watermark, WorkerId
 from holdfast.ports import Clock, Lane, ObjectStore
-from holdfast.runtime.microbatch.blocks import Attempt, Inbox, Outbox, Parcel, Result, parcel_of
+from holdfast.runtime.microbatch.blocks import Attempt, BlockInbox, Outbox, Parcel, Result, parcel_of
 from holdfast.runtime.microbatch.layers import Layers
 from holdfast.runtime.operators.time_slice import unmarked
 from holdfast.runtime.plan.compiler import Plan
@@ -76,7 +76,7 @@ class Batch:
     """The driver's clock. Timers and windows up to this time are due, even if the clock of a task's host is behind."""
 
 
-class Ports:
+class TaskPorts:
     """Services that a task needs from the process that runs it.
 
     Args:
@@ -109,14 +109,16 @@ class Ports:
         raise AssertionError(f"a task has no lane {name!r}")
 
 
-def run_task(batch: Batch, ports: Ports, attempt: Attempt, incoming: Iterable[bytes | memoryview]) -> Iterator[Parcel]:
+def run_task(
+    batch: Batch, ports: TaskPorts, attempt: Attempt, incoming: Iterable[bytes | memoryview]
+) -> Iterator[Parcel]:
     """Run one attempt; yield its messages, the result last.
 
     An error becomes a result too, so that the driver learns of it with its advice; broken invariants are raised.
     """
     try:
         with ExitStack() as held:
-            task = _Task(batch, ports, attempt, held)
+            task = _TaskAttempt(batch, ports, attempt, held)
             yield from task.run(incoming)
             result = task.result()
             task.discard()
@@ -156,33 +158,35 @@ class _Links:
         self._queues = {}
 
 
-class _Task:
+class _TaskAttempt:
     """One attempt at work.
 
     Args:
         held: Releases state and sources, those opened before a failure included.
     """
 
-    def __init__(self, batch: Batch, ports: Ports, attempt: Attempt, held: ExitStack) -> None:
+    def __init__(self, batch: Batch, ports: TaskPorts, attempt: Attempt, held: ExitStack) -> None:
         self._batch, self._ports, self._attempt, self._held = batch, ports, attempt, held
         self._layer = batch.layers[attempt.layer]
         plan, subtask, count = batch.plan, attempt.subtask, len(batch.deploys)
         self._deploy = deploy = batch.deploys[subtask]
         self._worker = WorkerId(f"{attempt.layer}-{subtask}-{attempt.id}")
         self._uploads = Uploads(batch.plan, paused=ports.paused)
-        self._inbox = Inbox(attempt.layer, subtask, {edge.index: edge.schema for edge in plan.edges})
+        self._inbox = BlockInbox(attempt.layer, subtask, {edge.index: edge.schema for edge in plan.edges})
         self._links = _Links(batch, attempt)
         self._times: dict[ChannelId, Watermark] = {}
         """The last watermark of each channel from another layer."""
         self._barriers: dict[ChannelId, Barrier] = {}
         self._state = self._open_state()
         reads = attempt.layer == 0
-        opened: dict[str, OpenSource] = {}
+        open_sources: dict[str, OpenSource] = {}
         for spec in plan.sources if reads else ():
             ends = {at.partition: at.offset for at in deploy.until if at.source == spec.name}
-            opened[spec.name] = spec.source.unpaced(ends).open()  # the driver has fixed how far: no record is to come
-            held.callback(opened[spec.name].close)
-        readings = open_readings(plan, deploy.positions if reads else (), opened, deploy.until)
+            open_sources[spec.name] = spec.source.unpaced(
+                ends
+            ).open()  # the driver has fixed how far: no record is to come
+            held.callback(open_sources[spec.name].close)
+        readings = open_readings(plan, deploy.positions if reads else (), open_sources, deploy.until)
         for reading in readings:
             stop = batch.stops.get((reading.source, reading.partition))
             reading.goes_on = stop is None
@@ -190,18 +194,18 @@ class _Task:
                 reading.end_at(reading.until)
         immediate = ImmediateWrites(plan, ports, _never_later, _raised)
         throttle = Throttle(None, ports.clock)
-        known = [at for each in batch.deploys for at in each.positions]
-        given = self._state, self._links, opened, readings, throttle, immediate
+        all_positions = [at for each in batch.deploys for at in each.positions]
+        services = self._state, self._links, open_sources, readings, throttle, immediate
         self._run = SubtaskRun(
             plan,
             subtask,
             count,
-            *given,
+            *services,
             audit=deploy.audit,
             mark=ports.mark,
             only=self._layer,
             suspects=deploy.suspects,
-            begins_us=max((at.watermark for at in known if at.watermark is not None), default=NEVER_US),
+            begins_us=max((at.watermark for at in all_positions if at.watermark is not None), default=NEVER_US),
         )
         held.callback(self._run.close)
         inputs = {index: frozenset(inputs_of(plan, index, subtask, count)) for index in self._layer}
@@ -325,9 +329,9 @@ class _Task:
         self._machine = machine
         for effect in effects:
             match effect:
-                case protocol.Pause(channel):
+                case protocol.PauseChannel(channel):
                     self._run.pause(channel)
-                case protocol.Resume(channels):
+                case protocol.ResumeChannels(channels):
                     self._run.resume(channels)
                 case protocol.CloseFragment(fragment, barrier):
                     noted = self._run.close_fragment(fragment, barrier)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from holdfast.runtime.operators.contract import Arrival, Leave, Work
-from holdfast.runtime.operators.suspicion import Watched, place_of, watched
+from holdfast.runtime.operators.suspicion import WatchedBatch, place_of, watched
 from holdfast.runtime.operators.time_slice import TimeSlice
 from holdfast.runtime.wire.messages import LIMITED_EPOCHS, Suspect
 
@@ -40,7 +40,7 @@ class _Work:
     """Row i is record `base + i` of the fragment's input, if rows and records correspond at all."""
     leave: Leave | None
     aligned: bool
-    watched: Watched | None = None
+    watched: WatchedBatch | None = None
     """If the function has ended its process."""
     done: int = 0
     given: int = 0

@@ -84,14 +84,14 @@ class Call(Step):
         return called if self.on_error == "fail" else f"{called}, on error: {self.on_error}"
 
     def shape(self, schema: pa.Schema) -> dict[str, Any]:
-        called = name_of(self.function)
+        function_name = name_of(self.function)
         return {
             "step": self.how,
-            "function": called,
+            "function": function_name,
             "code": code_hash(self.function),
             "on_error": self.on_error,
             "columns": columns_shown(schema),
-            "text": f"{self.how} {called}",
+            "text": f"{self.how} {function_name}",
         }
 
     def code(self) -> list[str]:
@@ -145,11 +145,11 @@ class FunctionOperator(Operator):
             JobFailed: the function raised an error or returned an unfit value, and on_error is "fail".
         """
         self._batch, self._at, self._base = batch, at, base
-        done, parts = self._whole() if self._rows is None else self._piece()
+        row_count, parts = self._whole() if self._rows is None else self._piece()
         parts = [part for part in parts if part.num_rows]
-        self.rows_in += done
+        self.rows_in += row_count
         self.rows_out += sum(part.num_rows for part in parts)
-        return done, parts
+        return row_count, parts
 
     def _whole(self) -> tuple[int, list[pa.RecordBatch]]:
         assert self._batch is not None
@@ -163,20 +163,20 @@ class FunctionOperator(Operator):
     def _piece(self) -> tuple[int, list[pa.RecordBatch]]:
         assert self._batch is not None
         piece = self._batch.slice(self._at, self._piece_rows)
-        results, numbers, done = self._called(piece)
+        results, numbers, row_count = self._called(piece)
         # Make few rows for a slow function: rows left over would have to be made again in the next turn.
-        self._piece_rows = min(2 * self._piece_rows, PIECE_ROWS) if done == piece.num_rows else done
+        self._piece_rows = min(2 * self._piece_rows, PIECE_ROWS) if row_count == piece.num_rows else row_count
         match self._call.how:
             case "filter":
-                return done, [self._kept(piece.slice(0, done), results, numbers)]
+                return row_count, [self._kept(piece.slice(0, row_count), results, numbers)]
             case "map" | "flat_map" if self._call.on_error == "dlq":
                 given = results if self._call.how == "flat_map" else [[result] for result in results]
-                return done, self._all_fitting(given, numbers)
+                return row_count, self._all_fitting(given, numbers)
             case "flat_map":
                 bounds = list(accumulate(map(len, results)))
-                return done, self._fitting(list(chain.from_iterable(results)), bounds)
+                return row_count, self._fitting(list(chain.from_iterable(results)), bounds)
             case _:
-                return done, self._fitting(results, None)
+                return row_count, self._fitting(results, None)
 
     def _called(self, piece: pa.RecordBatch) -> tuple[list[Any], Sequence[int], int]:
         """Return the function's results, the rows of the piece they are for, and how many rows were processed."""
@@ -339,14 +339,14 @@ class FunctionOperator(Operator):
             self._ctx.dead_letter(letter)
             self.dlq += 1
             return
-        found = ""
+        location = ""
         if first is not None:
-            found = f", for the record at offset {first} of partition {at.partition}"
+            location = f", for the record at offset {first} of partition {at.partition}"
         elif at.offset is not None and at.following is not None:
-            found = f", for a record of partition {at.partition}, offsets {at.offset} to {at.following - 1}"
+            location = f", for a record of partition {at.partition}, offsets {at.offset} to {at.following - 1}"
         place = Where(self._origin.job, call.operator, None, self._origin.source, at.partition, first)
         raise JobFailed(
-            f"{call.use}: {name_of(call.function)} {did}{found}",
+            f"{call.use}: {name_of(call.function)} {did}{location}",
             not_done="the epoch was not completed; state and output stay as of the last checkpoint",
             next_step='correct the function, or leave such rows out with on_error="dlq" or on_error="drop"; then run '
             "the job again, which resumes from the last checkpoint",

@@ -32,12 +32,12 @@ from holdfast.runtime.operators.contract import (
     Needed,
     Operator,
     OperatorContext,
-    Origin,
     Placed,
+    RowOrigin,
     Step,
     in_order,
 )
-from holdfast.runtime.rows.expressions import Column, Use
+from holdfast.runtime.rows.expressions import ProjectedColumn, Use
 from holdfast.runtime.rows.forms import Form, form_of
 from holdfast.sinks.contract.target import DELETE, OP, PUT
 from holdfast.storage.held_values import may_be_unheld, row_shown, unheld, why
@@ -88,7 +88,7 @@ class Filter(Step):
 class Project(Step):
     """Return exactly these columns, in order."""
 
-    columns: tuple[Column, ...]
+    columns: tuple[ProjectedColumn, ...]
     use: Use
 
     kind: ClassVar[str] = "project"
@@ -111,18 +111,18 @@ class Project(Step):
         return column.expr if column.passes is None else column.passes
 
     def text(self) -> str:
-        shown = [
+        column_texts = [
             column.name if column.passes == column.name else f"{column.name} = {column.expr.meta.undo_aliases()}"
             for column in self.columns
         ]
-        return "select " + ", ".join(shown)
+        return "select " + ", ".join(column_texts)
 
     def shape(self, schema: pa.Schema) -> dict[str, Any]:
-        computed = [f"{c.name} = {c.expr.meta.undo_aliases()}" for c in self.columns if c.passes != c.name]
+        expressions = [f"{c.name} = {c.expr.meta.undo_aliases()}" for c in self.columns if c.passes != c.name]
         forms: dict[str, Form] = {
             c.name: {"column": c.passes} if c.passes is not None else {"expr": form_of(c.expr)} for c in self.columns
         }
-        names = ", ".join(computed) or ", ".join(forms)
+        names = ", ".join(expressions) or ", ".join(forms)
         return {"step": "select", "columns": forms, "text": _shortened(f"select {names}")}
 
     def open(self, ctx: OperatorContext) -> Operator:
@@ -162,7 +162,7 @@ class Chain:
         schema: The input stream, without `_op`.
     """
 
-    def __init__(self, steps: Sequence[Placed], wanted: Collection[str], schema: pa.Schema, origin: Origin) -> None:
+    def __init__(self, steps: Sequence[Placed], wanted: Collection[str], schema: pa.Schema, origin: RowOrigin) -> None:
         assert steps
         self._origin = origin
         upsert = steps[-1].upsert_key is not None
@@ -172,13 +172,13 @@ class Chain:
         passes = _passes(steps, schema, upsert)
         self._passed = {name: passes[name] for name in self._schema.names if name in passes}
         self._computed = [name for name in self._schema.names if name not in passes]
-        carried = (OP,) if upsert else (ROW,) if self._filters and self._passed else ()
-        computed = [name for name in self._computed if name != OP]
+        marker_columns = (OP,) if upsert else (ROW,) if self._filters and self._passed else ()
+        computed_names = [name for name in self._computed if name != OP]
         needed = [name for name in self._schema.names if name != OP]
-        self._stages, live = _compiled(steps, computed, needed, schema, carried)
-        self._numbered = ROW in carried
+        self._stages, live = _compiled(steps, computed_names, needed, schema, marker_columns)
+        self._numbered = ROW in marker_columns
         self._uses = [each.step.use for each in steps if isinstance(each.step, Project)]
-        self._timed = [name for name in computed if may_be_unheld(self._schema.field(name).type)]
+        self._timed = [name for name in computed_names if may_be_unheld(self._schema.field(name).type)]
         self._takes = [name for name in schema.names if name in live] + ([OP] if upsert else [])
 
     def run(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:

@@ -22,7 +22,7 @@ from holdfast.storage.held_values import row_shown
 
 
 @dataclass(frozen=True, eq=False)
-class Check(Step):
+class SchemaCheck(Step):
     """Return the columns of this schema, in its order; fail if one of `not_null` is null."""
 
     not_null: tuple[str, ...]
@@ -56,7 +56,7 @@ class Check(Step):
 class _CheckOperator(Operator):
     """Passes on the needed columns after checking those that allow no null."""
 
-    def __init__(self, check: Check, ctx: OperatorContext) -> None:
+    def __init__(self, check: SchemaCheck, ctx: OperatorContext) -> None:
         self._check, self._ctx = check, ctx
         placed, needed = ctx.placed[0], ctx.needed()
         self._upsert = placed.upsert_key is not None

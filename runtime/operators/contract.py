@@ -35,7 +35,7 @@ from holdfast.runtime.wire.messages import OperatorProgress
 from holdfast.sinks.contract.target import OP
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.tables.spec import ColumnSpec, TableSpec
-from holdfast.state.tables.table import Table
+from holdfast.state.tables.table import StateTable
 
 if TYPE_CHECKING:
     from holdfast.runtime.operators.differences import Found
@@ -72,7 +72,7 @@ class KeyGroups:
 
 
 @dataclass(frozen=True)
-class Origin:
+class RowOrigin:
     """Where rows come from; errors name it."""
 
     job: str | None = None
@@ -428,7 +428,7 @@ class OperatorContext(Protocol):
 
     job: str | None
     """Named in errors."""
-    origin: Origin
+    origin: RowOrigin
     placed: tuple[Placed, ...]
     """The steps that it carries out, in order; one, unless steps were fused."""
     given: pa.Schema
@@ -444,7 +444,7 @@ class OperatorContext(Protocol):
     def key_groups(self) -> KeyGroups:
         """The key groups of the job and of this subtask."""
 
-    def table(self, name: str) -> Table:
+    def table(self, name: str) -> StateTable:
         """Return the table of this name."""
 
     def needed(self, side: str = MAIN) -> frozenset[str]:
@@ -483,14 +483,14 @@ def needed_behind(
         readers: Steps in topological order: the point of the output, the points of the inputs with their columns, and
             the step.
     """
-    needed: dict[int, dict[str, frozenset[str]]] = {}
+    columns_by_point: dict[int, dict[str, frozenset[str]]] = {}
     for point, inputs, step in reversed(readers):
-        behind = needed.get(point, {})
+        behind = columns_by_point.get(point, {})
         for port, (before, given) in enumerate(inputs):
-            sides = needed.setdefault(before, {})
+            sides = columns_by_point.setdefault(before, {})
             reads = step.reads(port, given, behind)
             sides[step.reads_side] = sides.get(step.reads_side, frozenset()) | frozenset(reads)
-    return needed
+    return columns_by_point
 
 
 def in_order(names: Iterable[str], given: pa.Schema) -> tuple[str, ...]:

@@ -158,14 +158,14 @@ class DedupOperator(Operator):
         """Advance event time to this point; expire the rows that no later row can repeat."""
         if self._clock.advance(at_us) is None or at_us < self._due:
             return
-        expired, reach, self._due = list[Rows](), 2 * self._step.within_us, LAST_US
+        expired_slots, reach, self._due = list[Rows](), 2 * self._step.within_us, LAST_US
         for slots in self._table.present_parts():
             ends = self._table.values(WINDOW_END, slots)
             over = ends + reach <= self._clock.of(partial(self._table.keys_at, slots))
-            expired.append(slots[over])
+            expired_slots.append(slots[over])
             self._due = min(self._due, int((ends[~over] + reach).min(initial=LAST_US)))
-        if sum(slots.size for slots in expired):
-            self._table.expire(np.concatenate(expired), self._clock.expired_through(reach))
+        if sum(slots.size for slots in expired_slots):
+            self._table.expire(np.concatenate(expired_slots), self._clock.expired_through(reach))
 
     def on_barrier(self) -> None:
         self._clock.note()
@@ -238,8 +238,8 @@ def _passing(times: Times, buckets: Buckets, passed: Times, within_us: int) -> N
 def _decide_singly(
     times: Times, buckets: Buckets, passed: Times, within_us: int, pending: Rows, passes: NDArray[np.bool_]
 ) -> None:
-    kept = passed.tolist()
+    bucket_times = passed.tolist()
     rows = zip(pending.tolist(), times[pending].tolist(), buckets[:, pending].T.tolist(), strict=True)
     for row, at, (own, before, behind) in rows:
-        if not any(at - within_us < kept[bucket] < at + within_us for bucket in (own, before, behind)):
-            passes[row], kept[own] = True, at
+        if not any(at - within_us < bucket_times[bucket] < at + within_us for bucket in (own, before, behind)):
+            passes[row], bucket_times[own] = True, at

@@ -20,7 +20,7 @@ _INTEGERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint1
 
 
 @dataclass(frozen=True)
-class Difference:
+class StateDifference:
     """One way in which an operator differs from the one that wrote its state."""
 
     operator: str
@@ -35,7 +35,7 @@ class Found:
 
     def __init__(self, operator: str, same_polars: bool, part: str | None = None) -> None:
         self.operator, self._same_polars, self._part = operator, same_polars, part
-        self.differences: list[Difference] = []
+        self.differences: list[StateDifference] = []
 
     def of(self, part: str) -> Found:
         """Return the same collection for a part of the state that can be given up alone."""
@@ -47,11 +47,11 @@ class Found:
         """Record a change with which the state cannot be read."""
         what = f"operator {self.operator!r} {what}{why}"
         next_step = next_step or way_out(self.operator, self._part)
-        self.differences.append(Difference(self.operator, what, None, next_step))
+        self.differences.append(StateDifference(self.operator, what, None, next_step))
 
     def allow(self, what: str, effect: str) -> None:
         """Record an allowed change and its effect."""
-        self.differences.append(Difference(self.operator, f"operator {self.operator!r} {what}", effect))
+        self.differences.append(StateDifference(self.operator, f"operator {self.operator!r} {what}", effect))
 
     def compare_provenance(self, called: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         """Compare the origin of two columns with the same name and type."""

@@ -25,7 +25,7 @@ from holdfast.runtime.operators.contract import KeyGroups, OperatorContext, Tabl
 from holdfast.runtime.time.windows import CLOCK_COLUMNS, CLOCK_KEY, not_held
 from holdfast.state.keys.batch import Keys
 from holdfast.state.keys.keygroups import key_of_group
-from holdfast.state.tables.table import Table
+from holdfast.state.tables.table import StateTable
 
 CLOCK_TABLE = TableDraft(CLOCK_KEY, CLOCK_COLUMNS, "clock")
 """The table that a step with a clock adds to its own."""
@@ -97,7 +97,7 @@ class EventClock:
         self._uniform: int | None = int(owned[0]) if owned.size and (owned == owned[0]).all() else None
 
 
-def drop_vacant(table: Table, looked_up: int = 0) -> bool:
+def drop_vacant(table: StateTable, looked_up: int = 0) -> bool:
     """Drop the slots without a row once they are many; return whether it was done.
 
     Args:

@@ -16,7 +16,7 @@ LATE = "late"
 
 
 @dataclass(frozen=True)
-class Side(Step):
+class SideOutput(Step):
     """Return the rows that the step before emits on this side."""
 
     side: str

@@ -21,7 +21,7 @@ from holdfast.storage.rowhash import row_hashes
 from holdfast.storage.xxh3 import xxh3_of
 
 
-class Watched:
+class WatchedBatch:
     """One batch on its way to such a function.
 
     Args:
@@ -35,11 +35,11 @@ class Watched:
         self._rows_max, self._limited = rows_max, limited
         killers = [killer for killer in suspect.killers if _may_hold(arrival, killer)]
         self._digests = digests_of(batch) if killers or rows_max == 1 else None
-        known = {killer.digest: killer for killer in killers}
+        killers_by_digest = {killer.digest: killer for killer in killers}
         self._killers = {}
-        if self._digests is not None and known:
-            at = np.isin(self._digests, np.array(list(known), np.uint64)).nonzero()[0]
-            self._killers = {int(row): known[int(self._digests[row])] for row in at}
+        if self._digests is not None and killers_by_digest:
+            at = np.isin(self._digests, np.array(list(killers_by_digest), np.uint64)).nonzero()[0]
+            self._killers = {int(row): killers_by_digest[int(self._digests[row])] for row in at}
 
     @property
     def has_killers(self) -> bool:
@@ -63,7 +63,9 @@ class Watched:
         return int(self._digests[row]) if alone and self._digests is not None else 0
 
 
-def watched(suspect: Suspect, early: bool, batch: pa.RecordBatch, arrival: Arrival, base: int | None) -> Watched | None:
+def watched(
+    suspect: Suspect, early: bool, batch: pa.RecordBatch, arrival: Arrival, base: int | None
+) -> WatchedBatch | None:
     """Return how to give this batch to a function under suspicion; None: as to any other.
 
     Args:
@@ -74,7 +76,7 @@ def watched(suspect: Suspect, early: bool, batch: pa.RecordBatch, arrival: Arriv
     rows = range(batch.num_rows) if holds and suspect.rows_max else range(0)
     if rows and suspect.partition != UNKNOWN:
         rows = _inside(suspect, arrival, base, batch.num_rows)
-    found = Watched(suspect, batch, arrival, suspect.rows_max if rows else 0, rows)
+    found = WatchedBatch(suspect, batch, arrival, suspect.rows_max if rows else 0, rows)
     return found if rows or found.has_killers else None
 
 

@@ -96,12 +96,12 @@ class TimeSlice:
         """Return the wall clock, in microseconds since 1970; 0 without a clock."""
         return 0 if self._clock is None else self._clock.wall_us()
 
-    def pace(self, first: int = ROWS_FIRST) -> Pace:
+    def pace(self, first: int = ROWS_FIRST) -> SlicePace:
         """Return a pace that learns from this clock, beginning with this many rows; no limit without a clock."""
-        return Pace(ROWS_MAX if self._clock is None else first)
+        return SlicePace(ROWS_MAX if self._clock is None else first)
 
 
-class Pace:
+class SlicePace:
     """How many rows to start together, learnt from how long earlier ones took."""
 
     def __init__(self, rows: int = ROWS_FIRST) -> None:

@@ -96,7 +96,7 @@ class JoinedReads:
         return not gap and self.rows < JOINED_ROWS and self._bytes + self._last <= self._bytes_max
 
 
-class InlineLane:
+class SynchronousLane:
     """A lane that does the work before `submit` returns."""
 
     def submit(self, work: Callable[[], object], done: Callable[[object], None]) -> None:
@@ -149,7 +149,7 @@ class Ahead:
     @property
     def lane(self) -> Lane:
         """Return the lane that does the next read."""
-        return InlineLane() if self.alone else self._lane
+        return SynchronousLane() if self.alone else self._lane
 
     def watch(self, wait: Callable[[], object]) -> None:
         """Have a lane call `wait`, unless one of the source's readers waits already; its result wakes the worker."""
@@ -178,7 +178,7 @@ class Ahead:
 
 def inline() -> Ahead:
     """Return a way to read without a background: for tests, the simulator, and readers of a whole range."""
-    return Ahead(InlineLane(), 0, alone_for=None)
+    return Ahead(SynchronousLane(), 0, alone_for=None)
 
 
 class DirectReader:
@@ -247,15 +247,15 @@ class ReaderAhead:
             if self._wait is not None:
                 self._ahead.watch(self._wait)
             return answer.pieces[0]
-        taken = self._taken(answer.pieces)
-        if not taken:
+        reads = self._taken(answer.pieces)
+        if not reads:
             return self.poll(bytes_max)  # asked for again, so the answer is up to date
-        if answer.error is not None and len(taken) == len(answer.pieces):
+        if answer.error is not None and len(reads) == len(answer.pieces):
             self._answer = LaneAnswer((), answer.error)
         elif self._ahead.reserve(bytes_max):
             self._reserved = bytes_max
             self._ask(bytes_max)
-        return taken[0] if len(taken) == 1 else replace(taken[0], further=tuple(taken[1:]))
+        return reads[0] if len(reads) == 1 else replace(reads[0], further=tuple(reads[1:]))
 
     def close(self) -> None:
         """Drop records that were read ahead or are still being read."""
@@ -264,52 +264,52 @@ class ReaderAhead:
 
     def _taken(self, pieces: Sequence[Read]) -> list[Read]:
         """Return the pieces, up to the first one that the source no longer stands by."""
-        taken = list[Read]()
+        reads = list[Read]()
         for piece in pieces:
             if not self._take(self._offset, piece):
                 break
             self._offset = piece.following
-            taken.append(piece)
-        return taken
+            reads.append(piece)
+        return reads
 
     def _ask(self, bytes_max: int) -> None:
         offset, ahead, self._pending = self._offset, self._reserved > 0, True
-        known, self._wanted = None if self._ahead.alone else self._known, not ahead
+        read_on, self._wanted = None if self._ahead.alone else self._known, not ahead
 
         def work() -> LaneAnswer | None:
             if self._closed:
                 return None
             first = self._read(offset, bytes_max)
-            return LaneAnswer((first,)) if known is None else self._joined(first, known, bytes_max)
+            return LaneAnswer((first,)) if read_on is None else self._joined(first, read_on, bytes_max)
 
         def done(result: object) -> None:
             self._pending = False
             if self._closed:
                 return
-            found = LaneAnswer((), result) if isinstance(result, BaseException) else result
-            assert isinstance(found, LaneAnswer), "a source gives records or fails"
-            if ahead and found.is_nothing():
+            answer = LaneAnswer((), result) if isinstance(result, BaseException) else result
+            assert isinstance(answer, LaneAnswer), "a source gives records or fails"
+            if ahead and answer.is_nothing():
                 self._release()
             else:
-                self._answer = found
+                self._answer = answer
 
         self._ahead.lane.submit(work, done)
 
     def _joined(self, first: Read, known: Callable[[int, int], Read], bytes_max: int) -> LaneAnswer:
         """Read on in the lane while records are there, they are few, and the worker is busy or this takes no time."""
-        joined, until = JoinedReads(bytes_max), self._ahead.now() + JOINED_FOR_S
-        joined.add(first)
-        while joined.has_room() and not self._closed and (not self._wanted or self._ahead.now() < until):
+        reads, until = JoinedReads(bytes_max), self._ahead.now() + JOINED_FOR_S
+        reads.add(first)
+        while reads.has_room() and not self._closed and (not self._wanted or self._ahead.now() < until):
             try:
-                piece = known(joined.pieces[-1].following, bytes_max)
+                piece = known(reads.pieces[-1].following, bytes_max)
             except Unavailable:
                 break  # it is asked for again
             except Exception as error:  # noqa: BLE001 - raised by the poll after the one that returns the pieces
-                return LaneAnswer(tuple(joined.pieces), error)
+                return LaneAnswer(tuple(reads.pieces), error)
             if piece.batch is None:
                 break
-            joined.add(piece)
-        return LaneAnswer(tuple(joined.pieces))
+            reads.add(piece)
+        return LaneAnswer(tuple(reads.pieces))
 
     def _release(self) -> None:
         self._ahead.release(self._reserved)

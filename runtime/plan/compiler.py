@@ -159,20 +159,20 @@ def _live(graph: Graph) -> list[Node]:
             not_done="the job was not planned",
             next_step='end a stream with .sink("out", ...)',
         )
-    wanted: set[int] = set()
+    live_numbers: set[int] = set()
     for node in reversed(graph.nodes):
         kind = node.kind
         kept = isinstance(kind, Step) and (kind.writes_to is not None or kind.stateful)
-        if kept or node.number in wanted:
-            wanted.update(each.number for each in (node, *node.inputs))
+        if kept or node.number in live_numbers:
+            live_numbers.update(each.number for each in (node, *node.inputs))
     for node in graph.nodes:
-        if isinstance(node.kind, FromSource) and node.number not in wanted:
+        if isinstance(node.kind, FromSource) and node.number not in live_numbers:
             raise ConfigError(
                 f"source {node.kind.name!r} of app {graph.app!r} leads to no sink and no aggregate",
                 not_done="the job was not planned",
                 next_step="give its stream a sink, or remove the source",
             )
-    return [node for node in graph.nodes if node.number in wanted]
+    return [node for node in graph.nodes if node.number in live_numbers]
 
 
 def _take_source(work: _Compilation, node: Node, source: FromSource) -> None:
@@ -232,13 +232,15 @@ def _edge_key(node: Node, step: Step, port: int) -> _EdgeKey:
 def _columns_over_edges(live: list[Node]) -> dict[_EdgeKey, tuple[str, ...]]:
     """Return the columns of each shuffle: keys, and what the steps after it and their sides read."""
     steps = [(node, node.kind) for node in live if isinstance(node.kind, Step)]
-    needed = needed_behind([(n.number, [(each.number, each.schema) for each in n.inputs], s) for n, s in steps])
+    columns_by_point = needed_behind(
+        [(n.number, [(each.number, each.schema) for each in n.inputs], s) for n, s in steps]
+    )
     columns: dict[_EdgeKey, tuple[str, ...]] = {}
     for node, step in steps:
-        behind = needed.get(node.number, {})
+        behind = columns_by_point.get(node.number, {})
         sides = {side: names for side, names in behind.items() if side == MAIN}
         if step.reads_side != MAIN:
-            node, behind = node.inputs[0], needed[node.inputs[0].number]
+            node, behind = node.inputs[0], columns_by_point[node.inputs[0].number]
             assert isinstance(node.kind, Step)
             step, sides = node.kind, behind
         for port, before in enumerate(node.inputs):
@@ -250,13 +252,13 @@ def _columns_over_edges(live: list[Node]) -> dict[_EdgeKey, tuple[str, ...]]:
 
 def _take_keyed(work: _Compilation, node: Node, step: Step, columns: dict[_EdgeKey, tuple[str, ...]]) -> int:
     """Begin a fragment with a step, or extend the one that its shuffle leads to; return the fragment."""
-    carried = [columns[_edge_key(node, step, port)] for port in range(len(node.inputs))]
-    if len(carried) == 1:
-        edges = [_shared_edge(work, node.inputs[0], step.keyed_by(0), carried[0])]
+    edge_columns = [columns[_edge_key(node, step, port)] for port in range(len(node.inputs))]
+    if len(edge_columns) == 1:
+        edges = [_shared_edge(work, node.inputs[0], step.keyed_by(0), edge_columns[0])]
     else:
-        assert all(step.keyed_by(port) for port in range(len(carried))), "either all inputs have keys, or none"
+        assert all(step.keyed_by(port) for port in range(len(edge_columns))), "either all inputs have keys, or none"
         to = len(work.growing)
-        ports = enumerate(zip(node.inputs, carried, strict=True))
+        ports = enumerate(zip(node.inputs, edge_columns, strict=True))
         edges = [_new_edge(work, before, to, step.keyed_by(port), names, port) for port, (before, names) in ports]
         schemas = [edge.schema for edge in edges]
         work.growing.append(_Growing(to, None, tuple(edge.index for edge in edges), schemas[0], tuple(schemas[1:])))

@@ -76,11 +76,11 @@ def columns_text(schema: pa.Schema) -> str:
 
 def upstream(boxes: Sequence[Box], of: int) -> list[Box]:
     """Return a box and all that it reads, directly or through others, in their order."""
-    wanted = {of}
+    box_numbers = {of}
     for box in reversed(boxes):
-        if box.number in wanted:
-            wanted |= {number for number, _ in box.inputs}
-    return [box for box in boxes if box.number in wanted]
+        if box.number in box_numbers:
+            box_numbers |= {number for number, _ in box.inputs}
+    return [box for box in boxes if box.number in box_numbers]
 
 
 @dataclass(frozen=True)
@@ -94,14 +94,14 @@ class _Placed:
 
 
 def _svg(boxes: Sequence[Box]) -> str:
-    placed = _placed(boxes)
-    width = max(each.x + each.width for each in placed.values()) + 1
-    height = max(each.y + each.height for each in placed.values()) + 1
-    arrows = "".join(_arrow(placed[number], each, text) for each in placed.values() for number, text in each.box.inputs)
+    layout = _placed(boxes)
+    width = max(each.x + each.width for each in layout.values()) + 1
+    height = max(each.y + each.height for each in layout.values()) + 1
+    arrows = "".join(_arrow(layout[number], each, text) for each in layout.values() for number, text in each.box.inputs)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
         f'viewBox="-1 -1 {width + 1:.0f} {height + 1:.0f}" role="img" style="{_FONT};background:#fff;max-width:100%">'
-        f"{arrows}{''.join(map(_rectangle, placed.values()))}</svg>"
+        f"{arrows}{''.join(map(_rectangle, layout.values()))}</svg>"
     )
 
 
@@ -110,19 +110,19 @@ def _placed(boxes: Sequence[Box]) -> dict[int, _Placed]:
     there: dict[int, int] = {}
     for box in boxes:
         there[box.number] = 1 + max((there[number] for number, _ in box.inputs), default=-1)
-    found: dict[int, _Placed] = {}
+    layout: dict[int, _Placed] = {}
     y = 0.0
     for row in range(max(there.values()) + 1):
         x, tallest = 0.0, 0.0
-        for box in _in_order([each for each in boxes if there[each.number] == row], found):
+        for box in _in_order([each for each in boxes if there[each.number] == row], layout):
             lines = tuple(map(_short, box.lines))
             size = 2 * _PAD + _LETTER * max(map(len, lines)), _PAD + _LINE * len(lines)
-            above = [found[number].x for number, _ in box.inputs]
+            above = [layout[number].x for number, _ in box.inputs]
             x = max(x, min(above, default=x))
-            found[box.number] = _Placed(box, lines, x, y, *size)
+            layout[box.number] = _Placed(box, lines, x, y, *size)
             x, tallest = x + size[0] + _GAP_X, max(tallest, size[1])
         y += tallest + _GAP_Y
-    return found
+    return layout
 
 
 def _in_order(row: Sequence[Box], found: dict[int, _Placed]) -> list[Box]:

@@ -55,18 +55,18 @@ def with_fields(table: TableSpec, before: Fields, former: Mapping[str, str]) -> 
     Args:
         former: The earlier name of every column that continues one; the others start from now.
     """
-    used = {*before.ids.values(), *before.past}
+    used_ids = {*before.ids.values(), *before.past}
     columns = []
     for column in table.columns:
         if column.name in former:
             id = before.ids[former[column.name]]
             column = replace(column, id=id, late=id in before.late)
         else:
-            column = replace(column, id=free_id(column.name, used), late=True)
-            used.add(column.id)
+            column = replace(column, id=free_id(column.name, used_ids), late=True)
+            used_ids.add(column.id)
         columns.append(column)
     ids = {column.id for column in columns}
-    return replace(table, columns=tuple(columns), past=tuple(sorted(used - ids)))
+    return replace(table, columns=tuple(columns), past=tuple(sorted(used_ids - ids)))
 
 
 def free_id(name: str, used: Collection[str]) -> str:

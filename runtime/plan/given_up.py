@@ -73,31 +73,31 @@ class GivenUp:
 def given_up(plan: Plan, known: Sequence[OperatorState], arguments: Sequence[str]) -> GivenUp:
     """Apply the arguments of `--drop-state` to the operators of the last checkpoint; return the dropped state."""
     carried_out = _carried_out(known, arguments)
-    repeated = [each for those in carried_out.values() for each in those]
+    repetitions = [each for those in carried_out.values() for each in those]
     alive = {operator.name: operator for operator in known if not operator.dropped and not is_part(operator.name)}
-    held = {name: parts_of(plan, name, operator.schema) for name, operator in alive.items()}
+    state_parts = {name: parts_of(plan, name, operator.schema) for name, operator in alive.items()}
     whole: set[str] = set()
     parts: dict[str, set[str]] = {}
     unknown = []
     for argument in dict.fromkeys(arguments):
-        if argument in repeated:
+        if argument in repetitions:
             continue
-        name = _named(argument, held)
+        name = _named(argument, state_parts)
         if name is None:
             unknown.append(argument)
             continue
         carried_out.setdefault(operator_of(name), []).append(argument)
-        if name in held:
+        if name in state_parts:
             whole.add(name)
         else:
             operator = operator_of(name)
             parts.setdefault(operator, set()).add(name.removeprefix(part_to_drop(operator, "")))
     return GivenUp(
-        held,
+        state_parts,
         frozenset(whole | _clocks(plan, known, whole)),
         {operator: frozenset(those) for operator, those in parts.items() if operator not in whole},
         {operator: tuple(those) for operator, those in carried_out.items() if those},
-        tuple(repeated),
+        tuple(repetitions),
         tuple(sorted(unknown)),
     )
 

@@ -19,7 +19,7 @@ from holdfast.runtime.operators.contract import Step
 from holdfast.runtime.plan.drawing import Box, box_of, columns_text, drawn, joined, upstream
 from holdfast.runtime.plan.source import Source
 from holdfast.runtime.rows.dead_letters import DLQ, OnError
-from holdfast.runtime.rows.expressions import Column
+from holdfast.runtime.rows.expressions import ProjectedColumn
 from holdfast.sinks.contract.sink import Sink
 
 NAME_LENGTH_MAX = 100
@@ -45,9 +45,9 @@ class FromSource:
     on_error: OnError
     partitioned_by: tuple[str, ...] = ()
     """Columns whose equal values are in one partition; () if unknown."""
-    computed: Column | None = None
+    computed: ProjectedColumn | None = None
     """The event time column, if it is computed from the records."""
-    watermark: Column | None = None
+    watermark: ProjectedColumn | None = None
     """The watermarks of records, from the columns of the stream; None: those that follow from event time."""
 
 

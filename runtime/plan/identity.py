@@ -30,7 +30,7 @@ import pyarrow as pa
 
 from holdfast.errors import ConfigError, Where
 from holdfast.runtime.operators.contract import Placed, operator_of
-from holdfast.runtime.operators.differences import READ_UNCHANGED, Difference, Found, kept_by, way_out
+from holdfast.runtime.operators.differences import READ_UNCHANGED, Found, StateDifference, kept_by, way_out
 from holdfast.runtime.plan.fields import described as described_fields
 from holdfast.runtime.plan.fields import kept_fields, with_fields
 from holdfast.runtime.plan.model import OperatorSpec, Plan
@@ -86,13 +86,13 @@ def describe_continued(
 
     `check_against` has accepted these arguments.
     """
-    steps, described = _stateful(plan), describe_operators(plan)
+    steps, identities = _stateful(plan), describe_operators(plan)
     for name, placed in steps.items():
         kept = previous.get(name, {}).get("identity")
         if kept is not None:
             before = placed.step.without(kept, given_up.get(name, frozenset()))
-            described[name]["identity"] = with_removed(before, described[name]["identity"])
-    return described
+            identities[name]["identity"] = with_removed(before, identities[name]["identity"])
+    return identities
 
 
 def check_against(
@@ -122,20 +122,20 @@ def unreadable(
     next_step: Callable[[str, str], str],
 ) -> ConfigError | None:
     """Return why the first operator that cannot read its state is refused; see `check_against`."""
-    for found in differences(plan, previous, given_up):
-        if found.effect is None:
+    for difference in differences(plan, previous, given_up):
+        if difference.effect is None:
             return ConfigError(
-                found.what,
+                difference.what,
                 not_done="the job was not started; its state is unchanged",
-                next_step=next_step(found.operator, found.next_step),
-                where=Where(job=plan.app, operator=found.operator),
+                next_step=next_step(difference.operator, difference.next_step),
+                where=Where(job=plan.app, operator=difference.operator),
             )
     return None
 
 
 def differences(
     plan: Plan, previous: Mapping[str, Mapping[str, Any]], given_up: Mapping[str, frozenset[str]] = NOTHING
-) -> list[Difference]:
+) -> list[StateDifference]:
     """Return every difference between the plan's operators and those that wrote the state, allowed ones included."""
     now, steps = describe_operators(plan), _stateful(plan)
     return [
@@ -192,23 +192,25 @@ def _stateful(plan: Plan) -> dict[str, Placed]:
 
 def _described(plan: Plan, operator: OperatorSpec, placed: Placed | None) -> dict[str, Any]:
     table = operator.table
-    described: dict[str, Any] = {
+    description: dict[str, Any] = {
         "id": operator.id,
         "key": [[name, str(kind)] for name, kind in zip(table.key.names, table.key.types, strict=True)],
         "columns": [[column.name, column.type_name] for column in table.columns],
     }
     if operator.window is not None:
-        described["window"] = operator.window
+        description["window"] = operator.window
     if (fields := described_fields(table)) is not None:
-        described["fields"] = fields
+        description["fields"] = fields
     if placed is None and table.key.unrouted:  # readers of an additional table have no identity of its own
-        described |= {"unrouted": table.key.unrouted, "times": list(operator.times)}
+        description |= {"unrouted": table.key.unrouted, "times": list(operator.times)}
     if placed is not None:
-        described["identity"] = {"v": 1, "polars": POLARS} | placed.step.identity(_Columns(plan, placed, operator))
-    return described
+        description["identity"] = {"v": 1, "polars": POLARS} | placed.step.identity(
+            _InputColumns(plan, placed, operator)
+        )
+    return description
 
 
-class _Columns:
+class _InputColumns:
     """Describes the columns of the inputs of a step; a Description."""
 
     def __init__(self, plan: Plan, placed: Placed, operator: OperatorSpec) -> None:
@@ -232,21 +234,21 @@ def _compared(
     before: Mapping[str, Any],
     now: Mapping[str, Any],
     given_up: frozenset[str],
-) -> list[Difference]:
+) -> list[StateDifference]:
     name, old, new = operator.name, before.get("identity"), now.get("identity")
     if placed is None or old is None or new is None:
         return [*_windows_by_text(name, before, now), *_tables(name, before, now)]
-    found = Found(name, old.get("polars") == new["polars"])
+    comparison = Found(name, old.get("polars") == new["polars"])
     if (holds := kept_by(old)) != placed.step.keeps:
-        found.refuse(f"kept {holds} and now keeps {placed.step.keeps}")
-        return found.differences
+        comparison.refuse(f"kept {holds} and now keeps {placed.step.keeps}")
+        return comparison.differences
     for part in sorted(given_up):
-        found.allow(f"gives up the state of {part!r}", "its stored values are no longer read")
+        comparison.allow(f"gives up the state of {part!r}", "its stored values are no longer read")
     kept = placed.step.without(old, given_up)
-    placed.step.compare(found, kept, new)
-    if all(each.effect is not None for each in found.differences):
-        _compare_columns(found, operator, placed, kept, before)
-    return found.differences or _tables(name, before, now)
+    placed.step.compare(comparison, kept, new)
+    if all(each.effect is not None for each in comparison.differences):
+        _compare_columns(comparison, operator, placed, kept, before)
+    return comparison.differences or _tables(name, before, now)
 
 
 def _compare_columns(
@@ -275,26 +277,26 @@ def _tells_no_value(before: ColumnSpec, now: ColumnSpec) -> bool:
     return before.nullable or bool(now.counter) or (not before.varying and np.dtype(before.dtype).kind == "f")
 
 
-def _tables(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
+def _tables(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[StateDifference]:
     """Compare key and state columns, the only ones that checkpoints of older versions record."""
-    found = []
+    table_differences = []
     for part, called in (("key", "key"), ("columns", "state columns")):
         if [list(column) for column in before[part]] != now[part]:
             what = (
                 f"operator {name!r} had the {called} {_listed(before[part])} and now has {_listed(now[part])}, "
                 "so it cannot read its state"
             )
-            found.append(Difference(name, what, None, way_out(operator_of(name))))
-    return found
+            table_differences.append(StateDifference(name, what, None, way_out(operator_of(name))))
+    return table_differences
 
 
-def _windows_by_text(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
+def _windows_by_text(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[StateDifference]:
     """Compare windows by the text that checkpoints of older versions record."""
     old, new = before.get("window"), now.get("window")
     if old == new:
         return []
     what = f"operator {name!r} had the windows {old} and now has {new}; windows that are already closed would reopen"
-    return [Difference(name, what, None, way_out(name))]
+    return [StateDifference(name, what, None, way_out(name))]
 
 
 def _listed(columns: Sequence[Sequence[str]]) -> str:

@@ -26,7 +26,7 @@ from holdfast.errors import ConfigError, Where
 from holdfast.runtime.operators.contract import INPUT, Placed
 from holdfast.runtime.plan.model import ANY_FRAGMENT, Fragment, Plan, SinkSpec
 from holdfast.runtime.plan.shown.report import describe
-from holdfast.runtime.rows.expressions import Column
+from holdfast.runtime.rows.expressions import ProjectedColumn
 from holdfast.runtime.rows.forms import form_of
 from holdfast.sinks.contract.sink import ImmediateSink
 
@@ -46,23 +46,27 @@ def with_immediate_sinks(plan: Plan, partitioned_by: Mapping[str, tuple[str, ...
 
 def path_of(fragment: Fragment, sink: str) -> tuple[Placed, ...] | None:
     """Return the steps from the fragment's input to the sink, in order; None unless all are stateless, in one line."""
-    steps = {placed.id: placed for placed in fragment.steps}
-    path = [next(placed for placed in fragment.steps if placed.step.writes_to == sink)]
+    steps = {placed_step.id: placed_step for placed_step in fragment.steps}
+    path = [next(placed_step for placed_step in fragment.steps if placed_step.step.writes_to == sink)]
     while path[0].input != INPUT:
-        placed = steps[path[0].input]
-        if not placed.step.row_wise:
+        placed_step = steps[path[0].input]
+        if not placed_step.step.row_wise:
             return None
-        path.insert(0, placed)
+        path.insert(0, placed_step)
     return tuple(path)
 
 
 def columns_as_read(fragment: Fragment, path: tuple[Placed, ...]) -> dict[str, str]:
     """Return the columns at the end of the path that are unchanged columns of the source: final name to source name."""
-    known = {name: name for name in fragment.schema.names}
+    source_names = {name: name for name in fragment.schema.names}
     for placed in path:
         origins = {name: placed.step.handed_on(name) for name in placed.schema.names}
-        known = {name: known[origin] for name, origin in origins.items() if origin is not None and origin in known}
-    return known
+        source_names = {
+            name: source_names[origin]
+            for name, origin in origins.items()
+            if origin is not None and origin in source_names
+        }
+    return source_names
 
 
 def _decided(
@@ -123,7 +127,7 @@ def _no_letters(job: str, spec: SinkSpec) -> ConfigError:
     )
 
 
-def _identity(fragment: Mapping[str, Any], path: tuple[Placed, ...], computed: Column | None) -> str:
+def _identity(fragment: Mapping[str, Any], path: tuple[Placed, ...], computed: ProjectedColumn | None) -> str:
     """Return a hash of the steps' effects, without their numbers, which change with other branches.
 
     Args:

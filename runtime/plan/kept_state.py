@@ -56,12 +56,12 @@ def state_refusal(plan: Plan, known: Sequence[OperatorState], given: GivenUp) ->
 
 def identified(plan: Plan, known: Sequence[OperatorState], given: GivenUp) -> tuple[Plan, tuple[OperatorState, ...]]:
     """Give every operator its former number and field ids; `state_refusal` has accepted the arguments."""
-    dropped = tuple(msgspec.structs.replace(o, dropped=True) for o in known if _is_past(o, given))
+    past_operators = tuple(msgspec.structs.replace(o, dropped=True) for o in known if _is_past(o, given))
     schemas = _schemas(known, given)
     plan = with_field_ids(numbered(plan, known, given), schemas, given.parts)
     described = describe_continued(plan, schemas, given.parts)
     present = (OperatorState(o.name, o.id, described[o.name]) for o in plan.operators)
-    return plan, with_carried_out((*dropped, *present), given)
+    return plan, with_carried_out((*past_operators, *present), given)
 
 
 def _schemas(known: Sequence[OperatorState], given: GivenUp) -> dict[str, Any]:
@@ -100,11 +100,11 @@ def left_state(gone: Sequence[str]) -> tuple[str, str]:
 
 def lost_since(before: Sequence[OperatorState], now: Sequence[OperatorState]) -> str | None:
     """Return which operator of an earlier checkpoint has given up state that it had then; None if none has."""
-    kept = {(operator.name, operator.id): operator for operator in now if not operator.dropped}
+    current_operators = {(operator.name, operator.id): operator for operator in now if not operator.dropped}
     for operator in before:
         if operator.dropped:
             continue
-        if (present := kept.get((operator.name, operator.id))) is None:
+        if (present := current_operators.get((operator.name, operator.id))) is None:
             return f"operator {operator.name!r} has dropped"
         gone = set(kept_fields(operator.schema).ids.values()) & set(kept_fields(present.schema).past)
         if gone:

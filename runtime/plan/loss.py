@@ -19,7 +19,7 @@ from holdfast.runtime.plan.source import Kept
 
 
 @dataclass(frozen=True)
-class Look:
+class PartitionLook:
     """The state of a partition at one moment.
 
     Args:
@@ -49,29 +49,29 @@ class Risk:
     rate: float | None
 
 
-def at_risk(earlier: Look | None, now: Look, within_s: float) -> Risk | None:
+def at_risk(earlier: PartitionLook | None, now: PartitionLook, within_s: float) -> Risk | None:
     """Return the records that will be lost within this time; None if none will.
 
     Args:
         earlier: A look some time before; None: the job does not run, and reads nothing in that time.
     """
-    kept, position = now.kept, now.position
-    if position >= kept.end:
+    retention, position = now.kept, now.position
+    if position >= retention.end:
         return None
     seconds = 0.0 if earlier is None else now.at_s - earlier.at_s
     rate, came = 0.0, 0.0
     if earlier is not None and seconds > 0:
         rate = max(0.0, (position - earlier.position) / seconds)
-        came = max(0.0, (kept.end - earlier.kept.end) / seconds)
-    due = kept.first if kept.by_age is None else max(kept.first, kept.by_age)
-    if kept.by_size:  # as many records go as come
-        due = max(due, kept.first + int(came * within_s))
-    due = min(due, kept.end)
-    removed = max(0, kept.first - position)
+        came = max(0.0, (retention.end - earlier.kept.end) / seconds)
+    due = retention.first if retention.by_age is None else max(retention.first, retention.by_age)
+    if retention.by_size:  # as many records go as come
+        due = max(due, retention.first + int(came * within_s))
+    due = min(due, retention.end)
+    removed_count = max(0, retention.first - position)
     keeps_up = earlier is not None and position >= earlier.kept.end
-    if not removed and (keeps_up or position + rate * within_s >= due):
+    if not removed_count and (keeps_up or position + rate * within_s >= due):
         return None
-    return Risk(position, due, removed, None if earlier is None else rate)
+    return Risk(position, due, removed_count, None if earlier is None else rate)
 
 
 def described(source: str, partition: int, risk: Risk, within: str) -> str:

@@ -109,8 +109,8 @@ def too_little_memory(
     Args:
         parallelism: Workers that exchange records; 1 where they do it through Spark's shuffle.
     """
-    needed = least(plan, parallelism, channel_bytes_max)
-    if state_memory is None or state_memory >= needed:
+    needed_bytes = least(plan, parallelism, channel_bytes_max)
+    if state_memory is None or state_memory >= needed_bytes:
         return None
     channels = channel_bytes(plan, parallelism, channel_bytes_max)
     waiting = (
@@ -118,9 +118,9 @@ def too_little_memory(
     )
     return ConfigError(
         f"state_memory is {_mib(state_memory)}, and every worker or task of job {plan.app!r} needs at least "
-        f"{_mib(needed)}: {waiting}{_mib(needed - channels)} for {len(plan.operators)} tables and buffers",
+        f"{_mib(needed_bytes)}: {waiting}{_mib(needed_bytes - channels)} for {len(plan.operators)} tables and buffers",
         not_done="the job was not started",
-        next_step=f"set state_memory to at least {_mib(needed)}"
+        next_step=f"set state_memory to at least {_mib(needed_bytes)}"
         + (", or lower channel_bytes_max or parallelism" if channels else ""),
     )
 
@@ -133,17 +133,18 @@ def check_container(plan: Plan, state_memory: int | None, container: ContainerSh
     """
     if container is None or not plan.operators:
         return
-    needed, given = least(plan, 1, 0), f"{_mib(container.size)} to each worker ({container.origin})"
-    if container.size < needed:
+    needed_bytes, share_text = least(plan, 1, 0), f"{_mib(container.size)} to each worker ({container.origin})"
+    if container.size < needed_bytes:
         raise ConfigError(
-            f"the containers of the executors leave {given}, and job {plan.app!r} needs at least {_mib(needed)} there "
+            f"the containers of the executors leave {share_text}, and job {plan.app!r} needs at least "
+            f"{_mib(needed_bytes)} there "
             "for its tables",
             not_done="nothing was read",
             next_step="raise spark.executor.memoryOverhead, or give each executor fewer cores (spark.executor.cores)",
         )
     if state_memory is not None and state_memory > container.size:
         raise ConfigError(
-            f"state_memory is {_mib(state_memory)}, but the containers of the executors leave {given}",
+            f"state_memory is {_mib(state_memory)}, but the containers of the executors leave {share_text}",
             not_done="nothing was read",
             next_step="lower state_memory, or raise spark.executor.memoryOverhead",
         )
@@ -193,11 +194,11 @@ def _overhead(conf: Mapping[str, str], *, kubernetes: bool) -> tuple[int, str]:
     names = ["spark.executor.memoryOverheadFactor", *(["spark.kubernetes.memoryOverheadFactor"] if kubernetes else [])]
     name = next((name for name in names if name in conf), names[0])
     heap = _spark_bytes(conf.get("spark.executor.memory", HEAP))
-    scaled = int(heap * float(conf.get(name, OVERHEAD_FACTOR)))
+    scaled_bytes = int(heap * float(conf.get(name, OVERHEAD_FACTOR)))
     least = _spark_bytes(conf.get("spark.executor.minMemoryOverhead", OVERHEAD_MIN))
-    if scaled < least:
+    if scaled_bytes < least:
         return least, "the minimum of spark.executor.memoryOverhead"
-    return scaled, f"{name} of spark.executor.memory"
+    return scaled_bytes, f"{name} of spark.executor.memory"
 
 
 def _spark_bytes(given: str) -> int:

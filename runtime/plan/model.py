@@ -28,7 +28,7 @@ from holdfast.runtime.plan.code import JobModule
 from holdfast.runtime.plan.drawing import Box, box_of, columns_text, drawn, joined
 from holdfast.runtime.plan.source import Source
 from holdfast.runtime.rows.dead_letters import OnError
-from holdfast.runtime.rows.expressions import Column
+from holdfast.runtime.rows.expressions import ProjectedColumn
 from holdfast.runtime.time.time_alignment import Group
 from holdfast.sinks.contract.changelogs import ROOT, Changelog
 from holdfast.sinks.contract.sink import Sink
@@ -101,9 +101,9 @@ class SourceSpec:
     idle_after_s: float = 30.0
     on_error: OnError = "fail"
     """Policy for a record that cannot be decoded."""
-    computed: Column | None = None
+    computed: ProjectedColumn | None = None
     """The event time column, if it is computed from the records; the fragment's input has it last."""
-    watermark: Column | None = None
+    watermark: ProjectedColumn | None = None
     """The watermarks of records, from the columns of the fragment's input; None: those that follow from event time."""
 
 
@@ -162,22 +162,24 @@ class Plan:
 
     def _boxes(self) -> list[Box]:
         """Return the sources and steps of all fragments; a text beside an arrow names the key of a shuffle."""
-        boxes, last, sent = list[Box](), dict[tuple[int, int], int](), dict[int, int]()
+        boxes, last, senders = list[Box](), dict[tuple[int, int], int](), dict[int, int]()
         for fragment in self.fragments:
-            into = tuple((sent[index], joined(self.edges[index].key)) for index in fragment.input_edges)
+            into = tuple((senders[index], joined(self.edges[index].key)) for index in fragment.input_edges)
             if fragment.source is not None:
                 source = next(each for each in self.sources if each.name == fragment.source)
                 last[fragment.index, INPUT] = len(boxes)
                 lines = (f"source {source.name}", repr(source.source))
                 boxes.append(Box(len(boxes), lines, "source", "\n".join((*lines, columns_text(fragment.schema)))))
-            for placed in fragment.steps:
-                read = [last[fragment.index, each] for each in placed.inputs if (fragment.index, each) in last]
-                if placed.step.sends_to is not None:
-                    sent[placed.step.sends_to] = read[0]
+            for placed_step in fragment.steps:
+                input_boxes = [
+                    last[fragment.index, each] for each in placed_step.inputs if (fragment.index, each) in last
+                ]
+                if placed_step.step.sends_to is not None:
+                    senders[placed_step.step.sends_to] = input_boxes[0]
                     continue
-                inputs = (*((each, "") for each in read), *(into if placed.input == INPUT else ()))
-                last[fragment.index, placed.id] = len(boxes)
-                boxes.append(box_of(len(boxes), placed.step, placed.schema, placed.upsert_key, inputs))
+                inputs = (*((each, "") for each in input_boxes), *(into if placed_step.input == INPUT else ()))
+                last[fragment.index, placed_step.id] = len(boxes)
+                boxes.append(box_of(len(boxes), placed_step.step, placed_step.schema, placed_step.upsert_key, inputs))
         return boxes
 
     def in_bytes(self) -> tuple[str, ...]:

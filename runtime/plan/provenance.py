@@ -20,15 +20,15 @@ from holdfast.runtime.rows.forms import Form, form_of, in_terms_of
 
 def senders(plan: Plan, fragment: int, point: int = INPUT) -> list[tuple[int, int]]:
     """Return the streams that enter a fragment at this point, each as (fragment, step) of the sender."""
-    found = []
+    streams = []
     for index in plan.fragments[fragment].input_edges:
         edge = plan.edges[index]
         if entry(edge.port) != point:
             continue
         steps = plan.fragments[edge.from_fragment].steps
         sent = next(placed for placed in steps if placed.step.sends_to == index)
-        found.append((edge.from_fragment, sent.input))
-    return found
+        streams.append((edge.from_fragment, sent.input))
+    return streams
 
 
 def step_at(plan: Plan, fragment: int, step: int) -> Placed:

@@ -21,7 +21,7 @@ from holdfast.quantities import BYTES
 from holdfast.runtime.operators.contract import INPUT, MAIN
 from holdfast.runtime.plan.model import ANY_FRAGMENT, Plan, SinkSpec, SourceSpec
 from holdfast.runtime.plan.provenance import senders, step_at
-from holdfast.runtime.rows.expressions import Column
+from holdfast.runtime.rows.expressions import ProjectedColumn
 from holdfast.runtime.rows.forms import POLARS, form_of
 from holdfast.runtime.rows.schema import columns_shown
 
@@ -80,7 +80,7 @@ class _Steps:
 
 
 def _source(plan: Plan, spec: SourceSpec) -> dict[str, Any]:
-    computed = {"event_time_from": spec.computed, "watermark": spec.watermark}
+    expressions = {"event_time_from": spec.computed, "watermark": spec.watermark}
     return {
         "kind": spec.source.traits.kind,
         "place": dict(spec.source.traits.place),
@@ -90,10 +90,10 @@ def _source(plan: Plan, spec: SourceSpec) -> dict[str, Any]:
         "idle_after_us": round(spec.idle_after_s * 1_000_000),
         "on_error": spec.on_error,
         **({"counts": BYTES} if spec.source.traits.counts_bytes else {}),
-    } | {part: _expression(column) for part, column in computed.items() if column is not None}
+    } | {part: _expression(column) for part, column in expressions.items() if column is not None}
 
 
-def _expression(column: Column) -> dict[str, Any]:
+def _expression(column: ProjectedColumn) -> dict[str, Any]:
     return {"form": form_of(column.expr), "text": str(column.expr.meta.undo_aliases())[:TEXT_LENGTH_MAX]}
 
 
@@ -111,11 +111,11 @@ def _chains(plan: Plan) -> dict[str, Chain]:
     """Return the chain of every operator and sink. Their names are distinct; the sink of dead letters has no chain."""
     chains = {}
     for fragment in plan.fragments:
-        for placed in fragment.steps:
-            name = placed.step.name if placed.step.stateful else placed.step.writes_to
+        for placed_step in fragment.steps:
+            name = placed_step.step.name if placed_step.step.stateful else placed_step.step.writes_to
             if name is not None:
-                inputs = [_chain(plan, fragment.index, each) for each in placed.inputs]
-                chains[name] = inputs[0] if len(inputs) == 1 else [{"step": placed.step.kind, "of": inputs}]
+                inputs = [_chain(plan, fragment.index, each) for each in placed_step.inputs]
+                chains[name] = inputs[0] if len(inputs) == 1 else [{"step": placed_step.step.kind, "of": inputs}]
     assert all(spec.name in chains for spec in plan.sinks if spec.fragment != ANY_FRAGMENT)
     return chains
 

@@ -106,7 +106,7 @@ class Source(ABC):
         return None
 
     @property
-    def publishes(self) -> Publisher | None:
+    def publishes(self) -> OffsetPublisher | None:
         """Return a new way to show tools of its own system how far a job is; it connects when it is used first."""
         return None
 
@@ -262,7 +262,7 @@ class Captured(Protocol):
         """The module that captures it, by its full name; see runtime/capture/capturer.py."""
 
 
-class Publisher(Protocol):
+class OffsetPublisher(Protocol):
     """Shows positions of checkpoints in the source's own system; used by one thread of the driver."""
 
     def publish(self, offsets: Mapping[int, int]) -> None:

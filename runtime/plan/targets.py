@@ -40,9 +40,9 @@ def refuse_shared_targets(plan: Plan) -> None:
     Raises:
         ConfigError: names the first two.
     """
-    seen: list[SinkSpec] = []
+    earlier_sinks: list[SinkSpec] = []
     for spec in plan.sinks:
-        for other in seen:
+        for other in earlier_sinks:
             exclusive = spec.sink.traits.exclusive or other.sink.traits.exclusive
             if exclusive and _is_one_target(spec.sink, other.sink):
                 raise ConfigError(
@@ -52,7 +52,7 @@ def refuse_shared_targets(plan: Plan) -> None:
                     next_step="give one of them a target of its own",
                     where=Where(job=plan.app),
                 )
-        seen.append(spec)
+        earlier_sinks.append(spec)
 
 
 def refuse_own_output(plan: Plan) -> None:

@@ -33,9 +33,9 @@ from typing import Any
 import holdfast
 from holdfast import children
 from holdfast.errors import Unavailable
-from holdfast.runtime.processes.streams import VITALS, Stream, StreamClosed, connect
+from holdfast.runtime.processes.streams import VITALS, PeerStream, StreamClosed, connect
 from holdfast.runtime.processes.tls import Credentials
-from holdfast.runtime.wire.vitals import At, Limits, Seen, State, Watch, look
+from holdfast.runtime.wire.vitals import At, CompanionLimits, Observation, State, VitalsWatch, look
 
 _BEATS, _MARK, _ROWS, _PARTITION, _OFFSET, _FOLLOWING, _DIGEST = range(7)
 _BYE = b"."
@@ -131,42 +131,42 @@ class _Process:
             self.write(_BYE)
         deadline = time.monotonic() + _ENDS_WITHIN_S
         with contextlib.suppress(ChildProcessError):  # a function ignores SIGCHLD, or has reaped it
-            while (ended := os.waitpid(self.pid, os.WNOHANG)) == (0, 0):
+            while (wait_result := os.waitpid(self.pid, os.WNOHANG)) == (0, 0):
                 if time.monotonic() > deadline:
                     os.kill(self.pid, signal.SIGKILL)
                 time.sleep(_ENDED_POLL_S)
-            self.returncode = os.waitstatus_to_exitcode(ended[1])
+            self.returncode = os.waitstatus_to_exitcode(wait_result[1])
         os.close(self._pipe)
 
 
-class Forked:
+class ForkedCompanion:
     """A companion that was forked from a worker which has no threads yet: it imports nothing and shares its memory."""
 
     def __init__(self) -> None:
         self.board = _page()
-        read = write = -1
+        read_end = write = -1
         try:
-            read, write = os.pipe()
+            read_end, write = os.pipe()
             pid = os.fork()
         except OSError:
-            for each in (self.board, read, write):
+            for each in (self.board, read_end, write):
                 if each >= 0:
                     os.close(each)
             raise
         if pid == 0:
             try:
-                os.dup2(read, 0)
+                os.dup2(read_end, 0)
                 null = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(null, 1)
                 _close_all_but(0, 1, 2, self.board)
                 _accompany_when_told()
             finally:
                 os._exit(0)
-        os.close(read)
+        os.close(read_end)
         self.process = _Process(pid, write)
 
 
-class Companion:
+class CompanionHandle:
     """The worker's end: starts the process, and ends it.
 
     Args:
@@ -181,8 +181,8 @@ class Companion:
         address: tuple[str, int],
         credentials: Credentials,
         hello: bytes,
-        limits: Limits,
-        forked: Forked | None = None,
+        limits: CompanionLimits,
+        forked: ForkedCompanion | None = None,
     ) -> None:
         self._board = board
         self._process = None if forked is None else forked.process
@@ -265,14 +265,14 @@ class _Accompanying:
         self._address, self._hello = task["address"], base64.b64decode(task["hello"])
         secret, certificate, private_key = task["credentials"]
         self._credentials = Credentials(base64.b64decode(secret), _bytes(certificate), _bytes(private_key))
-        self._limits = Limits(**task["limits"])
+        self._limits = CompanionLimits(**task["limits"])
         self._page = memoryview(mmap.mmap(int(task["board"]), mmap.PAGESIZE, prot=mmap.PROT_READ)).cast("Q")
         self._process = _opened(self._pid)
-        self._stream: Stream | None = None
+        self._stream: PeerStream | None = None
         self._was_linked, self._connect_at = False, 0.0
 
     def run(self) -> None:
-        watch, pipe = Watch(time.monotonic()), [0]
+        watch, pipe = VitalsWatch(time.monotonic()), [0]
         while True:
             self._link()
             oom_kills = _oom_kills()
@@ -287,7 +287,7 @@ class _Accompanying:
                 self._unlink()  # a driver never sends anything here: it dismissed the worker, or has ended
             alive = os.getppid() == self._pid and not (self._process in ready)
             stopped = alive and _is_stopped(self._pid)
-            seen = Seen(time.monotonic(), self._page[_BEATS], alive, stopped, self._stream is not None)
+            seen = Observation(time.monotonic(), self._page[_BEATS], alive, stopped, self._stream is not None)
             watch, state = look(watch, seen, self._limits)
             if state is not None:
                 self._say(state, watch.held, _oom_kills() > oom_kills)

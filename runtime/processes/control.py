@@ -23,7 +23,7 @@ import msgspec
 
 from holdfast.model import WorkerId
 from holdfast.runtime.processes.door import serve_each
-from holdfast.runtime.processes.streams import MESSAGE, Stream, StreamClosed, close_listener, connect, listen
+from holdfast.runtime.processes.streams import MESSAGE, PeerStream, StreamClosed, close_listener, connect, listen
 from holdfast.runtime.processes.tls import Credentials
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.vitals import At
@@ -63,8 +63,8 @@ class ControlServer:
         self._received, self._closed = received, closed
         self._listener = listen(host)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
-        self._streams: dict[WorkerId, Stream] = {}
-        self._companions: dict[WorkerId, Stream | None] = {}
+        self._streams: dict[WorkerId, PeerStream] = {}
+        self._companions: dict[WorkerId, PeerStream | None] = {}
         """None for a companion that has ended."""
         self._changed = threading.Condition()
         """Guards both and signals their changes."""
@@ -95,7 +95,7 @@ class ControlServer:
         for worker in list(self._streams):
             self.dismiss(worker)
 
-    def _serve(self, stream: Stream, hello: bytes) -> None:
+    def _serve(self, stream: PeerStream, hello: bytes) -> None:
         try:
             who = m.HELLO.decode(hello)
         except msgspec.DecodeError as error:
@@ -107,7 +107,7 @@ class ControlServer:
         else:
             self._serve_worker(stream, who)
 
-    def _serve_worker(self, stream: Stream, register: m.Register) -> None:
+    def _serve_worker(self, stream: PeerStream, register: m.Register) -> None:
         # A stopped process must not block the driver: a full send buffer counts as a closed stream.
         stream.give_up_after(UNSENT_MAX_S)
         with self._changed:
@@ -125,14 +125,14 @@ class ControlServer:
                 who = f"worker {register.worker} (pid {register.pid} on {register.host})"
                 self._closed(register.worker, f"{who} closed its stream: {error}")
 
-    def _serve_companion(self, stream: Stream, worker: WorkerId) -> None:
+    def _serve_companion(self, stream: PeerStream, worker: WorkerId) -> None:
         with self._changed:
-            known = worker in self._streams
-            if known:
+            has_stream = worker in self._streams
+            if has_stream:
                 self._companions[worker] = stream
                 self._changed.notify_all()
         try:
-            while known:
+            while has_stream:
                 _, data = stream.receive()
                 report = _REPORT.decode(data)
                 self._received(m.Vitals(worker, report.state, report.mark, report.for_ms, report.memory, report.at))

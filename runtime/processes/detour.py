@@ -34,13 +34,13 @@ def detour_of(environment: Mapping[str, str]) -> Address | None:
     Raises:
         ConfigError: it is not a loopback address with a port.
     """
-    given = environment.get(VARIABLE)
-    if not given:
+    setting = environment.get(VARIABLE)
+    if not setting:
         return None
-    host, _, port = given.rpartition(":")
+    host, _, port = setting.rpartition(":")
     if not port.isdigit() or not _loopback(host):
         raise ConfigError(
-            f"{VARIABLE} is {given!r}, which is not a loopback address with a port",
+            f"{VARIABLE} is {setting!r}, which is not a loopback address with a port",
             not_done="the job was not started",
             next_step=f"unset {VARIABLE}: only a fault harness sets it, to an address such as 127.0.0.1:8474",
         )
@@ -69,14 +69,14 @@ def around(address: Address, plane: str, detour: Address | None) -> Address:
     try:
         connection.request("POST", "/proxies", json.dumps(wanted), {"Content-Type": "application/json"})
         answer = connection.getresponse()
-        said = answer.read().decode(errors="replace")
+        reply = answer.read().decode(errors="replace")
     except (OSError, http.client.HTTPException) as error:
         raise _no_proxy(detour, str(error)) from error
     finally:
         connection.close()
     if answer.status != _CREATED:
-        raise _no_proxy(detour, said)
-    listening, _, at = str(json.loads(said)["listen"]).rpartition(":")
+        raise _no_proxy(detour, reply)
+    listening, _, at = str(json.loads(reply)["listen"]).rpartition(":")
     return listening, int(at)
 
 

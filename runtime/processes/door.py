@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from holdfast.runtime.processes.streams import Stream, StreamClosed, accept
+from holdfast.runtime.processes.streams import PeerStream, StreamClosed, accept
 from holdfast.runtime.processes.tls import Credentials
 
 PENDING_MAX = 128
@@ -33,11 +33,11 @@ ACCEPT_PAUSE_S = 0.2
 """How long to wait after a connection could not be accepted: a file descriptor or thread takes time to become free."""
 _CLOSED = (errno.EINVAL, errno.EBADF)
 """Errors of `accept` on a listener that was shut down or closed."""
-Serve = Callable[[Stream, bytes], None]
+Serve = Callable[[PeerStream, bytes], None]
 _log = logging.getLogger("holdfast.wire")
 
 
-class Refusals:
+class RefusalLog:
     """Logs refused connections: the first, then one line a minute with their number. Any thread may add."""
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -58,7 +58,7 @@ class Refusals:
         _log.warning("a %s connection was refused: %s%s", self._name, why, more)
 
 
-def serve_each(listener: socket.socket, name: str, credentials: Credentials, serve: Serve) -> Refusals:
+def serve_each(listener: socket.socket, name: str, credentials: Credentials, serve: Serve) -> RefusalLog:
     """Serve every peer that authenticates, in its own thread, until the listener is closed; return immediately.
 
     Returns:
@@ -72,7 +72,7 @@ def serve_each(listener: socket.socket, name: str, credentials: Credentials, ser
 class _Door:
     def __init__(self, listener: socket.socket, name: str, credentials: Credentials, serve: Serve) -> None:
         self._listener, self._name, self._credentials, self._serve = listener, name, credentials, serve
-        self.refusals = Refusals(name)
+        self.refusals = RefusalLog(name)
         self._changed = threading.Condition()
         self._pending: dict[socket.socket, float] = {}
         """The time at which each was accepted, oldest first."""

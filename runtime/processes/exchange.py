@@ -26,7 +26,7 @@ from holdfast.model import Barrier, ChannelId, Generation, JobUuid, Watermark
 from holdfast.runtime.processes.door import serve_each
 from holdfast.runtime.processes.streams import (
     SILENT_AFTER_S,
-    Stream,
+    PeerStream,
     StreamClosed,
     close_listener,
     connect,
@@ -34,7 +34,7 @@ from holdfast.runtime.processes.streams import (
     listen,
 )
 from holdfast.runtime.processes.tls import Credentials
-from holdfast.runtime.wire.channels import CHANNEL_BYTES_MAX, Frame, Links, OpenLinks, Queue, parts_of
+from holdfast.runtime.wire.channels import CHANNEL_BYTES_MAX, Frame, FrameQueue, Links, OpenLinks, parts_of
 from holdfast.runtime.wire.mailbox import Mailbox
 
 _BATCH, _BARRIER, _WATERMARK = 1, 2, 3
@@ -69,7 +69,7 @@ class TcpNetwork:
         self._listener = listen(host)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._lock = threading.Lock()
-        self._waiting: dict[Hello, Stream] = {}
+        self._waiting: dict[Hello, PeerStream] = {}
         self._links: _TcpLinks | None = None
         self._refusals = serve_each(self._listener, "data", credentials, self._greet)
 
@@ -93,7 +93,7 @@ class TcpNetwork:
         for stream in waiting:
             stream.close()
 
-    def _greet(self, stream: Stream, greeting: bytes) -> None:
+    def _greet(self, stream: PeerStream, greeting: bytes) -> None:
         try:
             hello = _HELLO.decode(greeting)
         except msgspec.DecodeError as error:
@@ -103,7 +103,7 @@ class TcpNetwork:
         with self._lock:
             self._place(hello, stream)
 
-    def _place(self, hello: Hello, stream: Stream) -> None:
+    def _place(self, hello: Hello, stream: PeerStream) -> None:
         links = self._links
         if links is not None and links.wants(hello):
             links.attach(hello.channel, stream)
@@ -123,17 +123,17 @@ class _TcpLinks:
         self._credentials, self._mailbox, self._wake = credentials, mailbox, mailbox.wake
         self._closed = False
         own = request.subtask
-        self._local = {c: Queue(bytes_max) for c in request.outputs if c.receiver == own}
+        self._local = {c: FrameQueue(bytes_max) for c in request.outputs if c.receiver == own}
         self._in = {c: _Bounded(bytes_max) for c in request.inputs if c.sender != own}
         self._out = {c: _Bounded(bytes_max) for c in request.outputs if c.receiver != own}
-        self._streams: list[Stream] = []
+        self._streams: list[PeerStream] = []
         self._lock = threading.Lock()
 
     def wants(self, hello: Hello) -> bool:
         same = hello.job_uuid == self.request.job_uuid and hello.generation == self.request.generation
         return same and hello.channel in self._in
 
-    def attach(self, channel: ChannelId, stream: Stream) -> None:
+    def attach(self, channel: ChannelId, stream: PeerStream) -> None:
         if self._keep(stream):
             name = f"receive-{channel.edge}-{channel.sender}"
             threading.Thread(target=self._receive, args=(channel, stream), name=name, daemon=True).start()
@@ -169,7 +169,7 @@ class _TcpLinks:
         for bounded in (*self._in.values(), *self._out.values()):
             bounded.close()
 
-    def _keep(self, stream: Stream) -> bool:
+    def _keep(self, stream: PeerStream) -> bool:
         with self._lock:
             if not self._closed:
                 stream.end_when_silent_for(self._silent_after_s)
@@ -178,7 +178,7 @@ class _TcpLinks:
         stream.close()
         return False
 
-    def _receive(self, channel: ChannelId, stream: Stream) -> None:
+    def _receive(self, channel: ChannelId, stream: PeerStream) -> None:
         queue, schema = self._in[channel], self.request.schemas[channel.edge]
         try:
             while queue.wait_for_room():
@@ -224,7 +224,7 @@ class _TcpLinks:
         self._mailbox.post(lambda: self.request.broken(self.request.generation, channel, why, silent))
 
 
-class _Bounded(Queue):
+class _Bounded(FrameQueue):
     """A queue whose other end is a thread that can wait."""
 
     def __init__(self, bytes_max: int) -> None:

@@ -31,7 +31,7 @@ from holdfast.ports import Clock, Lane
 from holdfast.runtime.config.settings import Settings
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.plan.memory import Budget
-from holdfast.runtime.processes.companion import Board, Companion, Forked
+from holdfast.runtime.processes.companion import Board, CompanionHandle, ForkedCompanion
 from holdfast.runtime.processes.control import ControlClient
 from holdfast.runtime.processes.detour import Address, around
 from holdfast.runtime.processes.exchange import TcpNetwork
@@ -95,7 +95,7 @@ class _Ports:
         return self.lanes.lane(name)
 
 
-def host_worker(task: WorkerTask, launch: int, forked: Forked | None = None) -> str:
+def host_worker(task: WorkerTask, launch: int, forked: ForkedCompanion | None = None) -> str:
     """Run one worker in this process; return why it exited.
 
     Args:
@@ -117,13 +117,13 @@ def host_worker(task: WorkerTask, launch: int, forked: Forked | None = None) -> 
     ports = _Ports(task, mailbox, network, limits.budget)
     board, companion = Board(marks_of(task.plan), None if forked is None else forked.board), None
     loop = WorkerLoop(worker, task.plan, ports, limits, board.mark, reads_ahead=True)
-    session = Session(task, loop, mailbox, beat=board.beat)
+    session = WorkerSession(task, loop, mailbox, beat=board.beat)
     try:
         ports.client = ControlClient(driver, task.credentials, register, session.received, session.closed)
         # The driver now knows the worker, which takes no record yet; the companion connects while the worker starts.
         watched = watched_by(settings)
         hello = msgspec.msgpack.encode(m.Companion(worker))
-        companion = Companion(board, driver, task.credentials, hello, watched, forked)
+        companion = CompanionHandle(board, driver, task.credentials, hello, watched, forked)
         ports.client.start()
         threading.Thread(target=session.watch, args=(ports,), name="session", daemon=True).start()
         rest = Rest(IDLE_S, QUIET_IDLE_S)
@@ -163,9 +163,9 @@ def limits_of(task: WorkerTask) -> Limits:
     )
 
 
-def watched_by(settings: Settings) -> vitals.Limits:
+def watched_by(settings: Settings) -> vitals.CompanionLimits:
     """Return after how long a worker is taken for silent or hung. Each part of a restore is one operation."""
-    return vitals.Limits(
+    return vitals.CompanionLimits(
         every=settings.heartbeat_ms / 1000,
         hung_after=settings.hung_after_ms / 1000,
         session_timeout=settings.session_timeout_ms / 1000,
@@ -197,7 +197,7 @@ def hung(busy_s: float, doing: str | None) -> ErrorReport:
     )
 
 
-class Session:
+class WorkerSession:
     """The work of the worker's other threads: receive the driver's messages, send heartbeats.
 
     Args:
@@ -253,16 +253,18 @@ class Session:
         """Send a heartbeat; if the loop hangs, report that once and then nothing, so that this worker is replaced."""
         advanced_at = max(self._turned, self._loop.advanced_at)
         busy_s, doing = self._clock.monotonic() - advanced_at, self._loop.at_work()
-        shown = self._loop.heartbeat()
+        heartbeat = self._loop.heartbeat()
         if busy_s > self._limits.hung_after:
             if not self._hangs:
                 self._hangs = True
-                send(m.Failed(shown.worker, shown.generation, hung(busy_s, doing), permanent=False))
+                send(m.Failed(heartbeat.worker, heartbeat.generation, hung(busy_s, doing), permanent=False))
             return
         if busy_s > BUSY_AFTER_S and doing is not None:
-            held = msgspec.structs.replace(shown.progress, held_by=(*shown.progress.held_by, vitals.FUNCTION + doing))
-            shown = msgspec.structs.replace(shown, progress=held)
-        send(shown)
+            held = msgspec.structs.replace(
+                heartbeat.progress, held_by=(*heartbeat.progress.held_by, vitals.FUNCTION + doing)
+            )
+            heartbeat = msgspec.structs.replace(heartbeat, progress=held)
+        send(heartbeat)
         self._mailbox.post(self.take_stock)
 
     def take_stock(self) -> None:

@@ -118,7 +118,7 @@ class Zygote:
         """
         if not select.select([self._connection.fileno()], [], [], NOTED_AFTER_S)[0]:
             slow()
-        if self.receive() != zygote.Ready():
+        if self.receive() != zygote.ZygoteReady():
             raise Unavailable(
                 "the process that starts workers has ended before it was ready",
                 not_done="no record was read; missing targets were created and are empty",
@@ -185,7 +185,7 @@ class LocalHost:
         with self._changed:
             self._alive[number] = None
         try:
-            self._running().send(zygote.Launch(number))
+            self._running().send(zygote.ForkWorker(number))
         except OSError as error:
             self._end(number, f"the process that starts workers has ended: {error}")
 
@@ -193,7 +193,7 @@ class LocalHost:
         """Kill the worker of a launch, if it has not ended."""
         try:
             if self._zygote is not None and number in self._alive:
-                self._zygote.send(zygote.Kill(number))
+                self._zygote.send(zygote.KillWorker(number))
         except OSError as error:
             _log.info("launch %d was not cancelled, its process ends with the zygote: %s", number, error)
 
@@ -236,7 +236,7 @@ class LocalHost:
                     with self._changed:
                         if number in self._alive:
                             self._alive[number] = text
-                case zygote.Ended(number, status):
+                case zygote.WorkerEnded(number, status):
                     self._end(number, how_it_ended(status))
         running.close()
         with self._changed:

@@ -42,13 +42,13 @@ def budget_of(plan: Plan, settings: Settings, container: int | None = None) -> B
     Args:
         container: See default_state_memory.
     """
-    asked, workers = settings.state_memory, settings.parallelism + settings.standbys
+    state_memory, workers = settings.state_memory, settings.parallelism + settings.standbys
     each = 0 if settings.mode == MICROBATCH else settings.channel_bytes_max  # tasks have no channels
     channels = channel_bytes(plan, settings.parallelism, each)
     default = default_state_memory(workers, container, _ROOT, settings.local == "true")
-    total = asked or max(default, least(plan, 1, 0))
+    total = state_memory or max(default, least(plan, 1, 0))
     # Without a setting the share of channels is a guess too: a wide job rarely fills them all.
-    return Budget(total, channels if asked else min(channels, total // 4))
+    return Budget(total, channels if state_memory else min(channels, total // 4))
 
 
 def default_state_memory(
@@ -82,7 +82,7 @@ def _machine(root: Path) -> int:
 
 def _cgroup(root: Path) -> int:
     """Return the least limit on the way from the control group of this process to the top, of version 1 or 2."""
-    found = [_UNLIMITED]
+    limits = [_UNLIMITED]
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
@@ -95,8 +95,8 @@ def _cgroup(root: Path) -> int:
         for depth in range(len(parts) + 1):  # inside a container, the group's own path is often not visible
             limit = _text(folder.joinpath(*parts[:depth], name)).strip()
             if limit.isdigit():
-                found.append(int(limit))
-    return min(found)
+                limits.append(int(limit))
+    return min(limits)
 
 
 def _text(path: Path) -> str:

@@ -78,7 +78,7 @@ class _Link:
             self._socket.settimeout(left)
 
 
-class Stream:
+class PeerStream:
     """One authenticated connection. One thread sends, one receives."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -225,7 +225,7 @@ def close_listener(listener: socket.socket) -> None:
 
 def connect(
     address: Sequence[str | int], credentials: Credentials, hello: bytes, silent_after_s: float = HANDSHAKE_TIMEOUT_S
-) -> Stream:
+) -> PeerStream:
     """Connect and authenticate both ends; `hello` announces the purpose of the stream to the peer.
 
     Args:
@@ -235,7 +235,7 @@ def connect(
         Unavailable: the peer does not answer, does not know the secret, or does not use TLS as this end does.
     """
     host, port = str(address[0]), int(address[1])
-    stream = Stream(_connected(host, port, silent_after_s))
+    stream = PeerStream(_connected(host, port, silent_after_s))
     stream.hurry(time.monotonic() + HANDSHAKE_TIMEOUT_S)
     ours, secret = os.urandom(NONCE_BYTES), credentials.secret
     try:
@@ -267,9 +267,9 @@ def _connected(host: str, port: int, silent_after_s: float) -> socket.socket:
             raise _refused(host, port, str(error)) from error
 
 
-def accept(connection: socket.socket, credentials: Credentials) -> tuple[Stream, bytes]:
+def accept(connection: socket.socket, credentials: Credentials) -> tuple[PeerStream, bytes]:
     """Authenticate an accepted connection; return it with the peer's hello. Raises StreamClosed."""
-    stream = Stream(connection)
+    stream = PeerStream(connection)
     stream.hurry(time.monotonic() + HANDSHAKE_TIMEOUT_S)
     ours, secret = os.urandom(NONCE_BYTES), credentials.secret
     size = hashlib.sha256().digest_size

@@ -31,7 +31,7 @@ import msgspec
 
 from holdfast import children
 from holdfast.errors import ConfigError
-from holdfast.runtime.processes.companion import Forked
+from holdfast.runtime.processes.companion import ForkedCompanion
 from holdfast.runtime.wire.processes import die_with_parent
 
 PACKET_BYTES_MAX = 64 * 1024
@@ -65,19 +65,19 @@ class Task(msgspec.Struct, frozen=True, tag="task"):
     """The task of all launches that follow; its descriptor travels beside the packet."""
 
 
-class Launch(msgspec.Struct, frozen=True, tag="launch"):
+class ForkWorker(msgspec.Struct, frozen=True, tag="launch"):
     """Fork a worker."""
 
     number: int
 
 
-class Kill(msgspec.Struct, frozen=True, tag="kill"):
+class KillWorker(msgspec.Struct, frozen=True, tag="kill"):
     """End the worker of a launch with SIGKILL, if it has not ended."""
 
     number: int
 
 
-class Ready(msgspec.Struct, frozen=True, tag="ready"):
+class ZygoteReady(msgspec.Struct, frozen=True, tag="ready"):
     """All is imported: launches from now on take milliseconds."""
 
 
@@ -88,7 +88,7 @@ class Error(msgspec.Struct, frozen=True, tag="error"):
     text: str
 
 
-class Ended(msgspec.Struct, frozen=True, tag="ended"):
+class WorkerEnded(msgspec.Struct, frozen=True, tag="ended"):
     """The process of a launch has ended.
 
     Args:
@@ -109,10 +109,10 @@ class _Surrounded(msgspec.Struct, frozen=True):
     task: bytes
 
 
-Run: TypeAlias = Callable[[int, Forked | None], object]
+Run: TypeAlias = Callable[[int, ForkedCompanion | None], object]
 """Runs the worker of a launch in a separate process, beside its companion, unless that could not be forked."""
-FromDriver: TypeAlias = Task | Launch | Kill
-FromZygote: TypeAlias = Ready | Error | Ended
+FromDriver: TypeAlias = Task | ForkWorker | KillWorker
+FromZygote: TypeAlias = ZygoteReady | Error | WorkerEnded
 FROM_DRIVER: msgspec.msgpack.Decoder[FromDriver] = msgspec.msgpack.Decoder(FromDriver)
 _SURROUNDED: msgspec.msgpack.Decoder[_Surrounded] = msgspec.msgpack.Decoder(_Surrounded)
 FROM_ZYGOTE: msgspec.msgpack.Decoder[FromZygote] = msgspec.msgpack.Decoder(FromZygote)
@@ -171,7 +171,7 @@ class _Zygote:
         signal.set_wakeup_fd(self._waking, warn_on_full_buffer=False)
 
     def run(self) -> NoReturn:
-        self._send(Ready())
+        self._send(ZygoteReady())
         while True:
             ready, _, _ = select.select([self._connection.fileno(), self._woken], [], [])
             if self._woken in ready:
@@ -197,9 +197,9 @@ class _Zygote:
                 if self._task >= 0:
                     os.close(self._task)
                 (self._task,) = descriptors
-            case Launch(number):
+            case ForkWorker(number):
                 self._launch(number)
-            case Kill(number):
+            case KillWorker(number):
                 if number in self._pids:
                     os.kill(self._pids[number], signal.SIGKILL)
 
@@ -208,7 +208,7 @@ class _Zygote:
             pid = os.fork()
         except OSError as error:  # no memory, or too many processes: the driver launches again
             self._send(Error(number, f"no process could be forked: {error}"))
-            self._send(Ended(number, _FAILED))
+            self._send(WorkerEnded(number, _FAILED))
             return
         if pid == 0:
             self._become_worker(number)
@@ -246,7 +246,7 @@ class _Zygote:
                 return
             if (number := numbers.get(pid)) is not None:
                 del self._pids[number]
-                self._send(Ended(number, os.waitstatus_to_exitcode(status)))
+                self._send(WorkerEnded(number, os.waitstatus_to_exitcode(status)))
 
     def _send(self, packet: FromZygote) -> None:
         try:
@@ -297,20 +297,20 @@ def work(descriptor: int, number: int) -> None:
     from cloudpickle import loads
 
     companion = _companion()  # now: the task may start threads
-    given = _SURROUNDED.decode(_content(descriptor))
+    surroundings = _SURROUNDED.decode(_content(descriptor))
     os.environb.clear()
-    os.environb.update(given.environment)
+    os.environb.update(surroundings.environment)
     time.tzset()
-    os.umask(given.umask)
-    os.chdir(given.folder)
-    sys.path[:] = map(os.fsdecode, given.path)
-    run: Run = loads(given.task)  # code of the user, from the driver alone
+    os.umask(surroundings.umask)
+    os.chdir(surroundings.folder)
+    sys.path[:] = map(os.fsdecode, surroundings.path)
+    run: Run = loads(surroundings.task)  # code of the user, from the driver alone
     run(number, companion)
 
 
-def _companion() -> Forked | None:
+def _companion() -> ForkedCompanion | None:
     try:
-        return Forked()
+        return ForkedCompanion()
     except OSError:  # no memory, too many processes or files: the worker tries again, and can do without
         return None
 

@@ -32,19 +32,19 @@ Frames = Mapping[str, pl.DataFrame]
 
 
 @dataclass(frozen=True)
-class Failure:
+class ConditionFailure:
     """A row for which the condition fails; both are None if the condition is a function of the whole state."""
 
     operator: str | None
     row: dict[str, Any] | None
 
 
-Condition = Callable[[Frames], Failure | None]
+Condition = Callable[[Frames], ConditionFailure | None]
 """Returns the first failure; None: the condition holds."""
 
 
 @dataclass(frozen=True)
-class Found:
+class BisectResult:
     """The first checkpoint that fails.
 
     Args:
@@ -57,7 +57,7 @@ class Found:
     good: Epoch
     bad: Epoch
     at: int
-    failure: Failure
+    failure: ConditionFailure
     read: int
     changed: bool
 
@@ -68,7 +68,7 @@ class Culprit:
 
     at: Range | None
     record: dict[str, Any] | None
-    failure: Failure
+    failure: ConditionFailure
 
 
 def expression(text: str) -> Condition:
@@ -78,27 +78,27 @@ def expression(text: str) -> Condition:
         ConfigError: it is not an expression, or names no column.
     """
     try:
-        parsed = pl.sql_expr(text)
-        columns = set(parsed.meta.root_names())
+        predicate = pl.sql_expr(text)
+        columns = set(predicate.meta.root_names())
     except pl.exceptions.PolarsError as error:
         raise _wrong(f"{text!r} is not an expression: {error}", "give one such as 'turnover < 1000000'") from error
     if not columns:
         raise _wrong(f"{text!r} names no column", "name columns of an operator, such as 'turnover < 1000000'")
 
-    def failure(frames: Frames) -> Failure | None:
+    def failure(frames: Frames) -> ConditionFailure | None:
         having = {name: frame for name, frame in frames.items() if columns <= set(frame.columns)}
         if not having:
             known = "; ".join(f"{name}: {', '.join(frame.columns)}" for name, frame in sorted(frames.items()))
             raise _wrong(f"no operator has the columns {', '.join(sorted(columns))}", f"columns are {known}")
         for name, frame in having.items():
             try:
-                wrong = frame.filter(~parsed.fill_null(True))
+                wrong = frame.filter(~predicate.fill_null(True))
             except pl.exceptions.PolarsError as error:
                 raise _wrong(
                     f"{text!r} cannot be computed: {error}", "compare columns with values of their type"
                 ) from error
             if wrong.height:
-                return Failure(name, wrong.row(0, named=True))
+                return ConditionFailure(name, wrong.row(0, named=True))
         return None
 
     return failure
@@ -106,35 +106,37 @@ def expression(text: str) -> Condition:
 
 def function(check: Callable[[Frames], object]) -> Condition:
     """Return the condition that a user's function of all state is true."""
-    return lambda frames: None if check(frames) else Failure(None, None)
+    return lambda frames: None if check(frames) else ConditionFailure(None, None)
 
 
-def first_bad(stored: Stored, condition: Condition, good: Completed, bad: Completed) -> Found:
+def first_bad(stored: Stored, condition: Condition, good: Completed, bad: Completed) -> BisectResult:
     """Return the first checkpoint at which the condition fails, given one at which it holds and one at which it fails.
 
     Raises:
         ConfigError: it fails at the first of them, or holds at the last.
         Damaged, Unavailable: a checkpoint cannot be read.
     """
-    kept = [done for done in stored.job.completed if good.body.epoch <= done.body.epoch <= bad.body.epoch]
+    checkpoints = [done for done in stored.job.completed if good.body.epoch <= done.body.epoch <= bad.body.epoch]
     if (failure := condition(frames_of(stored, good.body.epoch))) is not None:
         raise _not_between(
             stored, f"it fails already at epoch {good.body.epoch}, the oldest one: {_shown(failure)}", "--good"
         )
     if (failure := condition(frames_of(stored, bad.body.epoch))) is None:
         raise _not_between(stored, f"it holds at epoch {bad.body.epoch}, the newest one", "--bad")
-    low, high, read = 0, len(kept) - 1, 2
+    low, high, read_count = 0, len(checkpoints) - 1, 2
     while high - low > 1:
         middle = (low + high) // 2
-        found = condition(frames_of(stored, kept[middle].body.epoch))
-        read += 1
+        found = condition(frames_of(stored, checkpoints[middle].body.epoch))
+        read_count += 1
         low, high, failure = (middle, high, failure) if found is None else (low, middle, found)
-    shapes = [stored.repository.load_manifest(kept[at].body.manifest).shape for at in (low, high)]
-    last = kept[high]
-    return Found(kept[low].body.epoch, last.body.epoch, last.at, failure, read, shapes[0] != shapes[1])
+    shapes = [stored.repository.load_manifest(checkpoints[at].body.manifest).shape for at in (low, high)]
+    last = checkpoints[high]
+    return BisectResult(
+        checkpoints[low].body.epoch, last.body.epoch, last.at, failure, read_count, shapes[0] != shapes[1]
+    )
 
 
-def culprit(code: Code, stored: Stored, found: Found, condition: Condition) -> Culprit | None:
+def culprit(code: Code, stored: Stored, found: BisectResult, condition: Condition) -> Culprit | None:
     """Return the record after which the condition fails; None if it holds in the replay, to the end.
 
     Raises:
@@ -168,14 +170,14 @@ def _first(
     with Player(code, start, epoch.manifest, ends_at, span) as player:
         begins = before = player.base
         for piece in cut(span):
-            played, stored = player.play(piece), player.stored()
-            failure = condition(frames_of(stored, played))
+            piece_epoch, replay_job = player.play(piece), player.stored()
+            failure = condition(frames_of(replay_job, piece_epoch))
             if failure is None:
-                before = played
+                before = piece_epoch
                 continue
             if offsets_in(piece) > 1:
-                again = start if before == begins else Start(stored, stored.job.checkpoint(before))
-                done = stored.job.checkpoint(played)
+                again = start if before == begins else Start(replay_job, replay_job.job.checkpoint(before))
+                done = replay_job.job.checkpoint(piece_epoch)
                 assert done is not None, "it was played"
                 return _first(code, epoch, again, done.at, piece, condition)
             at = next((each for each in piece if each.offsets), None)
@@ -183,7 +185,7 @@ def _first(
     return None
 
 
-def _shown(failure: Failure) -> str:
+def _shown(failure: ConditionFailure) -> str:
     return "the function is false" if failure.operator is None else f"{failure.operator} has {failure.row}"
 
 

@@ -49,8 +49,8 @@ def replayable(stored: Stored, wanted: str) -> Replayable:
         ConfigError: there is no such checkpoint, or the one that it follows has expired.
         Damaged, Unavailable: a manifest cannot be read.
     """
-    done = checkpoint_of(stored.job, wanted)
-    manifest = stored.repository.load_manifest(done.body.manifest)
+    checkpoint = checkpoint_of(stored.job, wanted)
+    manifest = stored.repository.load_manifest(checkpoint.body.manifest)
     if manifest.follows == NO_EPOCH:
         if manifest.epoch == _copied(stored):
             raise ConfigError(
@@ -60,7 +60,7 @@ def replayable(stored: Stored, wanted: str) -> Replayable:
                 next_step="choose a later epoch, or replay the job that it was forked from",
                 where=Where(job=stored.name, epoch=manifest.epoch),
             )
-        return Replayable(done, manifest, Start(stored, None), span_of(None, manifest))
+        return Replayable(checkpoint, manifest, Start(stored, None), span_of(None, manifest))
     start = next((each for each in stored.job.retained if each.body.epoch == manifest.follows), None)
     if start is None:
         raise ConfigError(
@@ -72,18 +72,18 @@ def replayable(stored: Stored, wanted: str) -> Replayable:
             where=Where(job=stored.name, epoch=manifest.epoch),
         )
     before = stored.repository.load_manifest(start.body.manifest)
-    return Replayable(done, manifest, Start(stored, start), span_of(before, manifest))
+    return Replayable(checkpoint, manifest, Start(stored, start), span_of(before, manifest))
 
 
 def newest(stored: Stored, count: int) -> list[Replayable]:
     """Return the newest epochs whose beginning is retained, oldest first, at most `count`."""
     epochs: list[Replayable] = []
-    for done in reversed(stored.job.completed):
+    for checkpoint in reversed(stored.job.completed):
         if len(epochs) == count:
             break
-        manifest = stored.repository.load_manifest(done.body.manifest)
+        manifest = stored.repository.load_manifest(checkpoint.body.manifest)
         if can_begin(stored, manifest):
-            epochs.append(replayable(stored, str(done.body.epoch)))
+            epochs.append(replayable(stored, str(checkpoint.body.epoch)))
     return epochs[::-1]
 
 

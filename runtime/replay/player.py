@@ -20,7 +20,7 @@ from typing import Any, Self
 import pyarrow as pa
 
 from holdfast.checkpoint.forks import NewJob, first_record, forked_manifest
-from holdfast.checkpoint.joblog import Completed, Origin
+from holdfast.checkpoint.joblog import Completed, ForkOrigin
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.checkpoint.repository import Repository
 from holdfast.errors import JobFailed, Unavailable, Where
@@ -161,17 +161,17 @@ class Player:
 
     def _read(self, piece: Span) -> None:
         """Run until every record before the limits is processed. A source may need time to fetch them."""
-        until, read = time.monotonic() + SILENT_S, -1
+        until, read_total = time.monotonic() + SILENT_S, -1
         while True:
             self._settle()
-            reached = {(at.source, at.partition): at.offset for at in self._positions()}
-            left = [each for each in piece if reached.get((each.source, each.partition), each.first) < each.end]
+            offsets = {(at.source, at.partition): at.offset for at in self._positions()}
+            left = [each for each in piece if offsets.get((each.source, each.partition), each.first) < each.end]
             if not left:
                 return
-            if (now_read := sum(reached.values())) != read:
-                until, read = time.monotonic() + SILENT_S, now_read
+            if (now_read := sum(offsets.values())) != read_total:
+                until, read_total = time.monotonic() + SILENT_S, now_read
             if time.monotonic() > until:
-                raise _silent(self._name, left[0], reached.get((left[0].source, left[0].partition), left[0].first))
+                raise _silent(self._name, left[0], offsets.get((left[0].source, left[0].partition), left[0].first))
             time.sleep(PAUSE_S)
 
     def _positions(self) -> list[SourcePosition]:
@@ -230,13 +230,13 @@ def _silent(job: str, left: Range, at: int) -> Unavailable:
 
 def _copy(start: Start, done: Completed, into: MemoryObjects, name: str) -> None:
     """Begin a job in memory with a checkpoint, as a fork does."""
-    stored = start.stored
+    original_job = start.stored
     new = NewJob(name, JobUuid("replay"), "replay", done.at)
-    repository, copied = Repository(into), Copied()
-    before = stored.repository.load_manifest(done.body.manifest)
-    holding, whole = with_topic(stored, before, (0, before.key_groups))
-    copies = copy_state(holding.store, into, new, whole, copied)
+    repository, copy_counts = Repository(into), Copied()
+    before = original_job.repository.load_manifest(done.body.manifest)
+    holding, whole = with_topic(original_job, before, (0, before.key_groups))
+    copies = copy_state(holding.store, into, new, whole, copy_counts)
     manifest = forked_manifest(whole, new, lambda ref: copies[ref.path])
-    origins = (Origin(stored.name, stored.job.uuid, done.timeline, done.body.epoch, {}),)
+    origins = (ForkOrigin(original_job.name, original_job.job.uuid, done.timeline, done.body.epoch, {}),)
     ref = repository.store_manifest(manifest, new.owner)
-    repository.create_record(first_record(new, manifest, origins, ref, 0, copied.bytes))
+    repository.create_record(first_record(new, manifest, origins, ref, 0, copy_counts.bytes))

@@ -91,22 +91,22 @@ def proof(
     done = replay.job.checkpoint(replayed)
     assert done is not None, "it was played"
     again = replay.repository.load_manifest(done.body.manifest)
-    found: list[Difference] = []
+    all_differences: list[Difference] = []
     unknown, count = None, 0
     if manifest.audited is None or again.audited is None:
         unknown = "the checkpoint has no digests of sources and sinks (audit is off)"
     else:
-        found += _sources(manifest.audited, again.audited)
+        all_differences += _sources(manifest.audited, again.audited)
         staged = partial(_is_rounding, stored, manifest, {spec.name: spec for spec in specs}, rows)
-        found += _sinks(manifest.audited, again.audited, staged)
+        all_differences += _sinks(manifest.audited, again.audited, staged)
         count += len({each.source for each in manifest.audited.sources})
         count += len({each.writer.sink for each in manifest.audited.sinks})
     for each in manifest.operators:
         if not each.dropped and each.name != part_name(operator_of(each.name), NOW):
             count += 0 if is_part(each.name) else 1
-            found += _state(stored, manifest.epoch, replay, replayed, each.name)
-    rounded = tuple(each for each in found if each.rounding)
-    return Proof(manifest.epoch, tuple(each for each in found if not each.rounding), rounded, count, unknown)
+            all_differences += _state(stored, manifest.epoch, replay, replayed, each.name)
+    rounded = tuple(each for each in all_differences if each.rounding)
+    return Proof(manifest.epoch, tuple(each for each in all_differences if not each.rounding), rounded, count, unknown)
 
 
 def _sources(expected: Audit, found: Audit) -> Iterator[Difference]:
@@ -137,11 +137,15 @@ def _is_rounding(stored: Stored, manifest: Manifest, specs: Mapping[str, SinkSpe
     pending = [each for each in manifest.pending if each.writer.sink == sink and each.tag.epoch == manifest.epoch]
     parts = [part for each in pending for part in each.staged.parts]
     try:
-        staged = [batch for data in read_each(stored.store, parts) for batch in spec.decode(data)]
+        staged_batches = [batch for data in read_each(stored.store, parts) for batch in spec.decode(data)]
     except (Damaged, Unavailable):
         return False  # the digests differ, and the rows cannot be looked at
-    given = rows(sink)
-    return bool(staged) and bool(given) and same_rows(pa.Table.from_batches(staged), pa.Table.from_batches(given))
+    row_batches = rows(sink)
+    return (
+        bool(staged_batches)
+        and bool(row_batches)
+        and same_rows(pa.Table.from_batches(staged_batches), pa.Table.from_batches(row_batches))
+    )
 
 
 def _by_sink(audit: Audit) -> dict[str, RowDigest]:

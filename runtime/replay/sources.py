@@ -164,9 +164,9 @@ def record_at(opened: OpenSource, schema: pa.Schema, partition: int, offset: int
     batch, following = opened.read(partition, offset, 1)
     if batch is None or batch.num_rows == 0:
         return None
-    given, _ = divided(Read(batch, following), offset + 1)
-    if given.batch is None:
+    piece, _ = divided(Read(batch, following), offset + 1)
+    if piece.batch is None:
         return None
-    columns = [name for name in schema.names if name in given.batch.schema.names]
-    row: dict[str, Any] = given.batch.select(columns).slice(0, 1).to_pylist()[0]
+    columns = [name for name in schema.names if name in piece.batch.schema.names]
+    row: dict[str, Any] = piece.batch.select(columns).slice(0, 1).to_pylist()[0]
     return row

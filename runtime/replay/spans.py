@@ -41,11 +41,12 @@ def span_of(before: Manifest | None, after: Manifest) -> Span:
     Args:
         before: The manifest of the epoch that it follows; None: it is the first.
     """
-    known = {} if before is None else {(at.source, at.partition): at.offset for at in before.positions}
+    start_offsets = {} if before is None else {(at.source, at.partition): at.offset for at in before.positions}
     if after.audited is not None:  # the first offset of a new partition need not be 0
-        known = {(each.source, each.partition): each.first for each in after.audited.sources} | known
+        start_offsets = {(each.source, each.partition): each.first for each in after.audited.sources} | start_offsets
     ranges = (
-        Range(at.source, at.partition, known.get((at.source, at.partition), 0), at.offset) for at in after.positions
+        Range(at.source, at.partition, start_offsets.get((at.source, at.partition), 0), at.offset)
+        for at in after.positions
     )
     return tuple(sorted(ranges, key=lambda each: (each.source, each.partition)))
 

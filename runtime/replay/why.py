@@ -66,7 +66,7 @@ class Cause:
     changes: tuple[Change, ...]
 
 
-class Watch(Protocol):
+class ReplayWatch(Protocol):
     """A key or rows that are watched while an epoch is replayed."""
 
     @property
@@ -94,20 +94,20 @@ class WatchedState:
 
     def changes(self, player: Player) -> dict[Epoch, list[Change]]:
         """See Watch."""
-        found: dict[Epoch, list[Change]] = {}
-        known: dict[tuple[Any, ...], dict[str, Any]] = {}
+        changes_by_epoch: dict[Epoch, list[Change]] = {}
+        last_values: dict[tuple[Any, ...], dict[str, Any]] = {}
         history = history_of(player.stored(), self.name, self.key)
         for row in (row for batch in history.batches() for row in batch.to_pylist()):
             key = {name: row[name] for name in history.view.keys}
             values = {name: row[name] for name in history.view.values}
             at = tuple(map(str, key.values()))
-            before, after = known.pop(at, None), None if row["change"] == "removed" else values
+            before, after = last_values.pop(at, None), None if row["change"] == "removed" else values
             if after is not None:
-                known[at] = after
+                last_values[at] = after
             change = "added" if row["change"] == "present" and player.begins_empty else row["change"]
             if change != "present":
-                found.setdefault(Epoch(row["epoch"]), []).append(Change(change, key, before, after))
-        return found
+                changes_by_epoch.setdefault(Epoch(row["epoch"]), []).append(Change(change, key, before, after))
+        return changes_by_epoch
 
     def same(self, whole: list[Change], pieces: list[Change]) -> bool:
         """See Watch."""
@@ -129,14 +129,14 @@ class WatchedRows:
 
     def changes(self, player: Player) -> dict[Epoch, list[Change]]:
         """See Watch."""
-        found: dict[Epoch, list[Change]] = {}
+        changes_by_epoch: dict[Epoch, list[Change]] = {}
         for epoch, batches in player.sinks[self.name].rows.items():
             for row in (row for batch in batches for row in batch.to_pylist()):
                 if all(row[name] == value for name, value in self.wanted):
                     deleted = row.pop(OP, None) == DELETE
                     change = Change("delete" if deleted else "put", dict(self.wanted), None, None if deleted else row)
-                    found.setdefault(epoch, []).append(change)
-        return found
+                    changes_by_epoch.setdefault(epoch, []).append(change)
+        return changes_by_epoch
 
     def same(self, whole: list[Change], pieces: list[Change]) -> bool:
         """See Watch. In pieces an upsert also puts what a later record of the epoch replaces."""
@@ -159,7 +159,7 @@ class Explained:
     more: bool
 
 
-def explained(code: Code, epoch: Replayable, watch: Watch, limit: int) -> Explained:
+def explained(code: Code, epoch: Replayable, watch: ReplayWatch, limit: int) -> Explained:
     """Return which records of an epoch changed what is watched.
 
     Raises:
@@ -167,17 +167,17 @@ def explained(code: Code, epoch: Replayable, watch: Watch, limit: int) -> Explai
         JobFailed: the job's code fails.
     """
     whole: list[Change] = []
-    proved = replayed(code, epoch, lambda player: whole.extend(_listed(watch.changes(player))))
+    replay_proof = replayed(code, epoch, lambda player: whole.extend(_listed(watch.changes(player))))
 
     unlike: list[Difference] = []
-    found = _causes(code, epoch, Piece(epoch.start, epoch.done.at, epoch.span, whole), watch, unlike)
+    found = _causes(code, epoch, EpochPiece(epoch.start, epoch.done.at, epoch.span, whole), watch, unlike)
     causes = list(islice(found, limit + 1))
-    proved = replace(proved, differences=(*proved.differences, *unlike[:1]))
-    return Explained(epoch, proved, tuple(causes[:limit]), len(causes) > limit)
+    replay_proof = replace(replay_proof, differences=(*replay_proof.differences, *unlike[:1]))
+    return Explained(epoch, replay_proof, tuple(causes[:limit]), len(causes) > limit)
 
 
 @dataclass(frozen=True)
-class Piece:
+class EpochPiece:
     """Part of an epoch, and where it begins.
 
     Args:
@@ -191,28 +191,30 @@ class Piece:
     changes: list[Change]
 
 
-def _causes(code: Code, epoch: Replayable, of: Piece, watch: Watch, unlike: list[Difference]) -> Iterator[Cause]:
+def _causes(
+    code: Code, epoch: Replayable, of: EpochPiece, watch: ReplayWatch, unlike: list[Difference]
+) -> Iterator[Cause]:
     """Args: unlike: Takes what smaller pieces changed otherwise than the piece that they were cut from."""
     pieces = cut(of.span)
     starts: dict[Epoch, tuple[Span, Epoch]] = {}
     with Player(code, of.start, epoch.manifest, of.ends_at, of.span) as player:
         pieces_begin = before = player.base
         for piece in pieces:
-            played = player.play(piece)
-            starts[played], before = (piece, before), played
-        changes, stored = watch.changes(player), player.stored()
+            piece_epoch = player.play(piece)
+            starts[piece_epoch], before = (piece, before), piece_epoch
+        changes, replay_job = watch.changes(player), player.stored()
     if not watch.same(of.changes, _listed(changes)):
         unlike.append(Difference(watch.kind, watch.name, IN_PIECES))
-    for played, (piece, before) in starts.items():
-        if played not in changes:
+    for piece_epoch, (piece, before) in starts.items():
+        if piece_epoch not in changes:
             continue
         if offsets_in(piece) > 1:
-            first, done = before == pieces_begin, stored.job.checkpoint(played)
+            first, done = before == pieces_begin, replay_job.job.checkpoint(piece_epoch)
             assert done is not None, "it was played"
-            again = of.start if first else Start(stored, stored.job.checkpoint(before))
-            yield from _causes(code, epoch, Piece(again, done.at, piece, changes[played]), watch, unlike)
+            again = of.start if first else Start(replay_job, replay_job.job.checkpoint(before))
+            yield from _causes(code, epoch, EpochPiece(again, done.at, piece, changes[piece_epoch]), watch, unlike)
         else:
-            yield _cause(code, piece, changes[played])
+            yield _cause(code, piece, changes[piece_epoch])
 
 
 def _listed(changes: dict[Epoch, list[Change]]) -> list[Change]:

@@ -38,11 +38,11 @@ def lacks_output(there: Manifest, here: Manifest, job_uuid: str, spec: SinkSpec)
         return None
     holding = ownership.holding(job_uuid, spec.name)
     confirmed = max((done.tag for done in there.confirmed if done.writer.sink == spec.name), default=NEVER)
-    moved = moved_from(here, spec, holding)
+    reason = moved_from(here, spec, holding)
     if (holding.newest or NEVER) < confirmed:
         error = went_back(f"{spec.sink.where}, sink {spec.name!r}", holding.newest, confirmed)
-        return error.what if moved is None else moved, False
-    return None if moved is None else (moved, True)
+        return error.what if reason is None else reason, False
+    return None if reason is None else (reason, True)
 
 
 def moved_from(last: Manifest, spec: SinkSpec, holding: Holding) -> str | None:
@@ -53,11 +53,11 @@ def moved_from(last: Manifest, spec: SinkSpec, holding: Holding) -> str | None:
     shape = last.shape
     if not isinstance(shape, dict) or not shape_changes.readable(shape) or spec.name not in shape["sinks"]:
         return None
-    recorded = shape["sinks"][spec.name]
-    there = same_target({"kind": recorded["kind"], **recorded["place"]})
-    if not recorded["place"] or there == target_of(spec.sink):
+    sink_shape = shape["sinks"][spec.name]
+    there = same_target({"kind": sink_shape["kind"], **sink_shape["place"]})
+    if not sink_shape["place"] or there == target_of(spec.sink):
         return None
     return (
-        f"its output is in {shape_changes.place_of(recorded)}, where the sink wrote up to epoch {last.epoch}, and "
+        f"its output is in {shape_changes.place_of(sink_shape)}, where the sink wrote up to epoch {last.epoch}, and "
         f"{spec.sink.where} has none of it"
     )

@@ -63,7 +63,7 @@ def worked_out(
     sinks = outlooks(repository, job, there, here, () if plan is None else outputs_of(plan), clock, adopted)
     sources = source_rows(there, here, () if plan is None else plan.sources)
     accept = sorted(each.accept for each in sinks if each.accept is not None)
-    shown = {
+    plan_document = {
         "plan_id": plan_id(job, base, accept, stop=stop),
         "job": job.name,
         "from": {"timeline": job.timeline, "epoch": job.base_epoch},
@@ -75,7 +75,7 @@ def worked_out(
         "estimate_ms": estimate_ms(repository, job, sources, sinks),
         "applied": False,
     }
-    return shown, taking_back_s(sinks)
+    return plan_document, taking_back_s(sinks)
 
 
 def plan_id(job: Job, base: Completed, accept: Sequence[str], *, stop: bool) -> str:
@@ -131,18 +131,18 @@ def granted(
         permission, and rows would stay silently if a target could no longer take them back when it is repaired. Or the
         reason why the job's code or targets forbid the rewind.
     """
-    epoch, accepted = args.get("epoch"), args.get("accept", ())
+    epoch, acceptances = args.get("epoch"), args.get("accept", ())
     base = next((each for each in job.completed if each.body.epoch == epoch), None)
-    if base is None or not is_accept(accepted):
+    if base is None or not is_accept(acceptances):
         return args  # refused for another reason
-    if (unknown := no_such_sink(accepted, (spec.name for spec in sinks))) is not None:
+    if (unknown := no_such_sink(acceptances, (spec.name for spec in sinks))) is not None:
         return f"the job has no sink {unknown!r}, which the request names in its acceptances"
     there, here = _manifests(repository, job, base)
     if (lost := lost_since(there.operators, operators)) is not None:
         return f"{lost} the state that it had then; stop the job, and rewind it by its file"
     found = outlooks(repository, job, there, here, sinks, SystemClock())
     needed = sorted(each.accept for each in found if each.accept is not None)
-    against = next((why for each in found if (why := stands_against(each, accepted)) is not None), None)
+    against = next((why for each in found if (why := stands_against(each, acceptances)) is not None), None)
     return {**args, "accept": needed} if against is None else against
 
 

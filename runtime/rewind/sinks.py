@@ -108,11 +108,11 @@ def _outlook(
             reason = "it is written immediately, before the commit, and keeps no before-images"
             return Outlook(_shown(spec.name, IMPOSSIBLE, reason))
         return Outlook(_shown(spec.name, IMPOSSIBLE, f"{not_repairable(spec.name).what}; {STAYS}"), True)
-    asked = Order(job, there, writers_of(repository, job, there, [spec.name]), adopted).rewinding(spec.name)
+    rewinding = Order(job, there, writers_of(repository, job, there, [spec.name]), adopted).rewinding(spec.name)
     to = Tag(Timeline(job.timeline + 1), there.epoch)
     began = clock.monotonic()
     try:
-        repair = repairs.plan_repair(replace(asked, to=to), spec.schema, spec.upsert_key)
+        repair = repairs.plan_repair(replace(rewinding, to=to), spec.schema, spec.upsert_key)
         lacking = lacks_output(there, here, job.uuid, spec)
     except Unavailable as error:  # a repair is retried until the target answers
         return Outlook(_shown(spec.name, None, error.what))
@@ -124,24 +124,24 @@ def _outlook(
             _shown(spec.name, IMPOSSIBLE, f"{reason}; {STAYS}" if may_be_accepted else reason), may_be_accepted
         )
     took = clock.monotonic() - began
-    shown = {"name": spec.name, **asdict(repair), "sample": [dict(each) for each in repair.sample]}
-    del shown["takes_more"]
+    sink_row = {"name": spec.name, **asdict(repair), "sample": [dict(each) for each in repair.sample]}
+    del sink_row["takes_more"]
     if repair.verdict != IMPOSSIBLE:
-        return Outlook(shown, looked_s=took)
-    shown["restore"] = shown["delete"] = None
+        return Outlook(sink_row, looked_s=took)
+    sink_row["restore"] = sink_row["delete"] = None
     if repair.takes_more:
-        shown["reason"] = f"{repair.reason}; {STAYS}"
-    return Outlook(shown, repair.takes_more, took)
+        sink_row["reason"] = f"{repair.reason}; {STAYS}"
+    return Outlook(sink_row, repair.takes_more, took)
 
 
 def _unknown(here: Manifest, specs: Sequence[SinkSpec]) -> list[Outlook]:
     """Return the sinks that have output but are missing from the job's file."""
-    known = {spec.name for spec in specs}
-    named = {item.writer.sink for item in here.pending} | {done.writer.sink for done in here.confirmed}
+    declared_sinks = {spec.name for spec in specs}
+    output_sinks = {item.writer.sink for item in here.pending} | {done.writer.sink for done in here.confirmed}
     verdict, reason = (
         (IMPOSSIBLE, "the job's file no longer has it") if specs else (None, "only the job's file describes it")
     )
-    return [Outlook(_shown(name, verdict, reason)) for name in sorted(named - known)]
+    return [Outlook(_shown(name, verdict, reason)) for name in sorted(output_sinks - declared_sinks)]
 
 
 def _shown(name: str, verdict: str | None, reason: str) -> dict[str, Any]:

@@ -53,13 +53,14 @@ def source_rows(there: Manifest, here: Manifest, sources: Sequence[SourceSpec]) 
         opened = [(spec, stack.enter_context(closing(spec.source.open()))) for spec in sources]
         starts, firsts = _starts(there.positions, opened), _firsts(now.keys() - back.keys(), opened)
         again = [place for place, at in now.items() if at > max(0, back.get(place, 0))]
-        lost = _lost(again, opened)
+        loss_reasons = _lost(again, opened)
     rows = [_row(place, back.get(place), now.get(place), starts.get(place)) for place in {**now, **back}]
     rows = [row | _from_first(row, firsts[place]) if (place := _place(row)) in firsts else row for row in rows]
     units = {} if here.shape is UNSET else units_of(here.shape)
     rows = [row | {"unit": unit} if (unit := units.get(row["name"])) else row for row in rows]
     return [
-        row | {"available": False, "reason": lost[place]} if (place := _place(row)) in lost else row for row in rows
+        row | {"available": False, "reason": loss_reasons[place]} if (place := _place(row)) in loss_reasons else row
+        for row in rows
     ]
 
 
@@ -86,12 +87,12 @@ def missing_records(repository: Repository, job: Job, epoch: int, plan: Plan) ->
 
 def _row(place: _Place, to: int | None, at: int | None, start: int | None) -> dict[str, Any]:
     offset, back = (None if each is None or each < 0 else each for each in (at, to))
-    known = offset is not None and back is not None
+    is_comparable = offset is not None and back is not None
     return {
         "name": place[0],
         "partition": place[1],
         "from_offset": offset,
-        "to_offset": back if known else None,
+        "to_offset": back if is_comparable else None,
         "records": offset - back if offset is not None and back is not None else None,
         "available": None if start is None or to is None else start <= (start if to == at else max(to, 0)) < _NOWHERE,
     }
@@ -114,14 +115,14 @@ def _from_first(row: Mapping[str, Any], first: tuple[int, int]) -> dict[str, Any
 
 def _firsts(places: Iterable[_Place], sources: Sequence[_Opened]) -> dict[_Place, tuple[int, int]]:
     """Return, for every one of these partitions that a known source has, what `_from_first` needs."""
-    found: dict[_Place, tuple[int, int]] = {}
-    for spec, opened in sources:
+    first_offsets: dict[_Place, tuple[int, int]] = {}
+    for spec, open_source in sources:
         if mine := sorted(partition for source, partition in places if source == spec.name):
-            there = set(opened.partitions())
+            there = set(open_source.partitions())
             for partition in (each for each in mine if each in there):
-                first = opened.retention_start(partition)
-                found[spec.name, partition] = first, same_from(opened, partition)
-    return found
+                first = open_source.retention_start(partition)
+                first_offsets[spec.name, partition] = first, same_from(open_source, partition)
+    return first_offsets
 
 
 def _starts(back: Sequence[SourcePosition], sources: Sequence[_Opened]) -> dict[_Place, int]:
@@ -129,19 +130,19 @@ def _starts(back: Sequence[SourcePosition], sources: Sequence[_Opened]) -> dict[
 
     For a source whose history is not the one that was read, the result is above every offset.
     """
-    found: dict[_Place, int] = {}
+    start_offsets: dict[_Place, int] = {}
     for spec, opened in sources:
         for at in (each for each in back if each.source == spec.name):
             other = at.offset > 0 and at.identity is not None and opened.changed(at.identity) is not None
-            found[at.source, at.partition] = _NOWHERE if other else same_from(opened, at.partition)
-    return found
+            start_offsets[at.source, at.partition] = _NOWHERE if other else same_from(opened, at.partition)
+    return start_offsets
 
 
 def _lost(again: Iterable[_Place], sources: Sequence[_Opened]) -> dict[_Place, str]:
     """Return the reason for each partition that no longer exists and has records to read again."""
-    found: dict[_Place, str] = {}
+    loss_reasons: dict[_Place, str] = {}
     for spec, opened in sources:
         for source, partition in again:
             if source == spec.name and (why := opened.gone(partition)) is not None:
-                found[source, partition] = why
-    return found
+                loss_reasons[source, partition] = why
+    return loss_reasons

@@ -41,7 +41,7 @@ TELL_EVERY_S = 0.5
 LAST_WORDS_WITHIN_S = 5.0
 
 
-class _Ports:
+class _StoppedPorts:
     """The ports of a driver without workers."""
 
     def __init__(self, repository: Repository, sinks: Sequence[SinkSpec], lanes: ThreadLanes) -> None:
@@ -111,7 +111,7 @@ def rewind_stopped(
     mailbox = Mailbox()
     lanes = ThreadLanes(mailbox)
     owner = uuid.uuid4().hex
-    loop = DriverLoop(_rules(job, sinks, adopted), owner, _Ports(repository, sinks, lanes))
+    loop = DriverLoop(_rules(job, sinks, adopted), owner, _StoppedPorts(repository, sinks, lanes))
     deadline = time.monotonic() + timeout_s
     tell(_reported(job, owner, "recovering", f"rewinding to epoch {asked.epoch}"))
     next_tell = time.monotonic() + TELL_EVERY_S

@@ -58,7 +58,7 @@ class Offset:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RewindPoint:
     """The point to rewind to; exactly one field is set."""
 
     epoch: int | None = None
@@ -84,7 +84,7 @@ def while_it_goes_on(repository: Repository, job: Job, plan: Callable[[Job], T])
     return plan(job)
 
 
-def target_of(repository: Repository, job: Job, wanted: Wanted) -> Completed:
+def target_of(repository: Repository, job: Job, wanted: RewindPoint) -> Completed:
     """Return the checkpoint to return to.
 
     Raises:
@@ -177,11 +177,11 @@ def _offset_in(manifest: Manifest, wanted: Offset) -> int:
 
 def _no_savepoint(job: Job, wanted: str) -> ConfigError:
     names = [each.name for each in job.savepoints[-NAMES_SHOWN_MAX:]]
-    known = f"its newest are {', '.join(names)}" if names else "it has none"
+    hint = f"its newest are {', '.join(names)}" if names else "it has none"
     return ConfigError(
         f"job {job.name!r} has no savepoint {wanted!r}",
         not_done=NOTHING_DONE,
-        next_step=f"{known}; checkpoints without a name: holdfast checkpoints list {job.name}",
+        next_step=f"{hint}; checkpoints without a name: holdfast checkpoints list {job.name}",
         where=Where(job=job.name),
     )
 

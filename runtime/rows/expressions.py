@@ -42,7 +42,7 @@ _UNSTABLE = re.compile(r"\.(hash|list\.sample(?:_n|_fraction)?|list\.shuffle|shu
 
 
 @dataclass(frozen=True, eq=False)
-class Column:
+class ProjectedColumn:
     """One column of a projection: its name, the expression, and the resulting field."""
 
     name: str
@@ -99,7 +99,7 @@ def narrowed(kind: pa.DataType) -> pa.DataType:
 
 def columns_of(
     positional: Sequence[Any], named: Mapping[str, Any], schema: pa.Schema, use: Use | str
-) -> tuple[Column, ...]:
+) -> tuple[ProjectedColumn, ...]:
     """Return the columns of `.select(*positional, **named)`, in order, each of them checked.
 
     A string names a column; other plain values are constants.
@@ -206,7 +206,7 @@ def _expr(item: Any, use: Use | str) -> pl.Expr:
     return pl.lit(item)
 
 
-def _column(expr: pl.Expr, schema: pa.Schema, use: Use | str) -> Column:
+def _column(expr: pl.Expr, schema: pa.Schema, use: Use | str) -> ProjectedColumn:
     """Check one expression with one output and find its field."""
     if expr.meta.has_multiple_outputs():
         raise _refused(use, f"`{_text(expr)}` returns several columns where one is expected", _COLUMNS_NEXT)
@@ -218,12 +218,12 @@ def _column(expr: pl.Expr, schema: pa.Schema, use: Use | str) -> Column:
     name = expr.meta.output_name()
     if inner.meta.is_column():
         source = inner.meta.output_name()
-        return Column(name, expr, schema.field(source).with_name(name), source)
+        return ProjectedColumn(name, expr, schema.field(source).with_name(name), source)
     check_row_wise(expr, types, use)
     dtype = _computed_type(expr, types, use)
     if dtype == pl.Null:
         raise _refused(use, f"`{_text(expr)}` is a null without a type", "give it one: pl.lit(None, dtype=pl.Int64)")
-    return Column(name, expr, pa.field(name, arrow_type(dtype), nullable=not _never_null(inner)), None)
+    return ProjectedColumn(name, expr, pa.field(name, arrow_type(dtype), nullable=not _never_null(inner)), None)
 
 
 def _never_null(expr: pl.Expr) -> bool:
@@ -270,7 +270,7 @@ def _check_node(node: pl.Expr, types: pl.Schema, use: Use | str) -> None:
         raise _refused(use, f"`{_text(node)}` computes several columns at once", "write one expression per column")
     try:
         separable = node.meta.is_row_separable()
-        sized = node.meta.is_length_preserving() or node.meta.is_scalar()
+        keeps_length = node.meta.is_length_preserving() or node.meta.is_scalar()
         children = node.meta.pop(schema=types)
     except pl.exceptions.PolarsError as error:
         raise _unchecked(node, error, use) from error
@@ -278,7 +278,7 @@ def _check_node(node: pl.Expr, types: pl.Schema, use: Use | str) -> None:
         raise _refused(
             use, f"`{_text(node)}` looks at more than one row, so its result would depend on batch boundaries", _PER_ROW
         )
-    if not sized:
+    if not keeps_length:
         raise _refused(use, f"`{_text(node)}` returns more or fewer rows than it takes", "use .filter to drop rows")
     own_text = str(node)
     for child in children:
@@ -333,11 +333,11 @@ def _same_in_pieces(expr: pl.Expr, types: pl.Schema) -> bool:
     half = SYNTHETIC_ROWS // 2
     try:
         whole = _computed(expr, frame)
-        swapped = pl.concat([_computed(expr, frame[half:]), _computed(expr, frame[:half])])
+        swapped_halves = pl.concat([_computed(expr, frame[half:]), _computed(expr, frame[:half])])
         single = pl.concat([_computed(expr, frame[row]) for row in range(SYNTHETIC_ROWS)])
     except pl.exceptions.PolarsError:
         return True
-    return whole.equals(pl.concat([swapped[half:], swapped[:half]])) and whole.equals(single)
+    return whole.equals(pl.concat([swapped_halves[half:], swapped_halves[:half]])) and whole.equals(single)
 
 
 def _computed(expr: pl.Expr, frame: pl.DataFrame) -> pl.DataFrame:

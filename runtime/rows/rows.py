@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from holdfast.errors import ConfigError
 from holdfast.runtime.rows.nested.fields import FieldType, Unfit, refuse_zone, takes
-from holdfast.runtime.rows.nested.types import Part
+from holdfast.runtime.rows.nested.types import NestedPart
 from holdfast.runtime.rows.schema import parts_of
 from holdfast.runtime.wire.uuids import UUID
 from holdfast.storage.held_values import unheld, why
@@ -45,18 +45,21 @@ def batch_of_rows(schema: pa.Schema, rows: Sequence[object], row_type: type | No
         row_type: The dataclass that the rows are to fit; None: that of the rows, if all are of one.
     """
     fields = _fields_of(row_type or _common(rows))
-    shown, renamed = schema, {field.name: field.attribute for field in fields.values() if field.name != field.attribute}
-    if renamed and any(name in schema.names for name in renamed):
-        shown = pa.schema([each.with_name(renamed.get(each.name, each.name)) for each in schema])
-        rows = [_as_named(row, renamed) for row in rows]
-    values = _uniform(shown, rows)
+    row_schema, new_names = (
+        schema,
+        {field.name: field.attribute for field in fields.values() if field.name != field.attribute},
+    )
+    if new_names and any(name in schema.names for name in new_names):
+        row_schema = pa.schema([each.with_name(new_names.get(each.name, each.name)) for each in schema])
+        rows = [_as_named(row, new_names) for row in rows]
+    values = _uniform(row_schema, rows)
     if values is None:
-        values = [[] for _ in shown]
+        values = [[] for _ in row_schema]
         for index, row in enumerate(rows):
-            for column, value in zip(values, _values(shown, row, index), strict=True):
+            for column, value in zip(values, _values(row_schema, row, index), strict=True):
                 column.append(value)
     types = {name: field.type for name, field in fields.items()}
-    arrays = [_array(column, found, types.get(column.name)) for column, found in zip(shown, values, strict=True)]
+    arrays = [_array(column, found, types.get(column.name)) for column, found in zip(row_schema, values, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
@@ -65,7 +68,7 @@ def _common(rows: Sequence[object]) -> type | None:
     return kinds.pop() if len(kinds) == 1 else None
 
 
-def _fields_of(row_type: type | None) -> Mapping[str, Part]:
+def _fields_of(row_type: type | None) -> Mapping[str, NestedPart]:
     """Return the fields of a dataclass by name; none if it is none, or describes no columns."""
     if row_type is None or not dataclasses.is_dataclass(row_type):
         return {}
@@ -90,14 +93,14 @@ def batch_of_columns(
     Args:
         held: Refuse values that their column may not hold.
     """
-    given = dict(columns) if isinstance(columns, Mapping) else _columns_of(columns)
-    if unknown := [name for name in given if name not in schema.names]:
+    columns_by_name = dict(columns) if isinstance(columns, Mapping) else _columns_of(columns)
+    if unknown := [name for name in columns_by_name if name not in schema.names]:
         raise WrongRow(f"column {unknown[0]!r} is not in the schema", column=str(unknown[0]))
     arrays = []
     for column in schema:
-        if column.name not in given:
+        if column.name not in columns_by_name:
             raise WrongRow(f"column {column.name!r} is missing", column=column.name)
-        array = _whole_array(column, given[column.name], held)
+        array = _whole_array(column, columns_by_name[column.name], held)
         if len(array) != rows:
             raise WrongRow(f"column {column.name!r} has {len(array)} values instead of {rows}", column=column.name)
         arrays.append(array)
@@ -173,13 +176,13 @@ def _array(column: pa.Field, values: list[Any], field: FieldType | None = None) 
 
 def _plain(column: pa.Field, values: list[Any], plain: Callable[[Any], Any]) -> list[Any]:
     """Return the values as Arrow takes them. Raises WrongRow."""
-    found = []
+    plain_values = []
     for row, value in enumerate(values):
         try:
-            found.append(None if value is None else plain(value))
+            plain_values.append(None if value is None else plain(value))
         except Unfit as unfit:
             raise WrongRow(unfit.of(column.name), column=column.name, row=row) from None
-    return found
+    return plain_values
 
 
 def _is_loose(kind: pa.DataType, values: list[Any]) -> bool:

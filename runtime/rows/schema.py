@@ -32,7 +32,7 @@ import pyarrow as pa
 
 from holdfast.errors import ConfigError
 from holdfast.runtime.rows.nested.fields import Chosen, FieldType, Uuid
-from holdfast.runtime.rows.nested.types import ListOf, MapOf, Nested, Part
+from holdfast.runtime.rows.nested.types import ListOf, MapOf, Nested, NestedPart
 from holdfast.runtime.wire.uuids import UUID
 
 COLUMN_TYPES: dict[type, pa.DataType] = {
@@ -131,7 +131,7 @@ def fits(described: type | None, schema: pa.Schema) -> bool:
 
 
 @lru_cache(maxsize=512)
-def parts_of(described: type) -> tuple[Part, ...]:
+def parts_of(described: type) -> tuple[NestedPart, ...]:
     """Return the fields of a dataclass. Raises ConfigError: an annotation has no column type."""
     return _parts(described, ())
 
@@ -219,7 +219,7 @@ def _annotations(described: type) -> dict[str, Any]:
         ) from error
 
 
-def _parts(described: type, within: tuple[type, ...]) -> tuple[Part, ...]:
+def _parts(described: type, within: tuple[type, ...]) -> tuple[NestedPart, ...]:
     if described in within:
         raise _refused(
             f"{described.__qualname__} is a field of itself", "columns of such a type have no end: keep it as text"
@@ -231,7 +231,7 @@ def _parts(described: type, within: tuple[type, ...]) -> tuple[Part, ...]:
         inner, nullable = _without_none(annotation)
         kind = _field_type(f"{described.__qualname__}.{each.name}", inner, (*within, described))
         name = metadata.get(ALIAS, each.name)
-        parts.append(Part(kind, nullable, name, each.name, _default(described, each, kind)))
+        parts.append(NestedPart(kind, nullable, name, each.name, _default(described, each, kind)))
     names = [part.name for part in parts]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise _refused(f"{described.__qualname__} has the name {twice!r} in the data twice", "change one alias")
@@ -288,9 +288,9 @@ def _field_type(of: str, inner: Any, within: tuple[type, ...]) -> FieldType:
     raise _no_column(of, inner)
 
 
-def _item(of: str, annotation: Any, within: tuple[type, ...]) -> Part:
+def _item(of: str, annotation: Any, within: tuple[type, ...]) -> NestedPart:
     inner, nullable = _without_none(annotation)
-    return Part(_field_type(of, inner, within), nullable)
+    return NestedPart(_field_type(of, inner, within), nullable)
 
 
 def _nested(inner: type, within: tuple[type, ...]) -> FieldType:
@@ -320,14 +320,14 @@ def _no_column(of: str, inner: Any) -> ConfigError:
     if inner is Decimal:
         advice = "give the scale: Annotated[Decimal, pa.decimal128(18, 2)]"
         return _refused(f"{of} is a Decimal of unknown scale", advice)
-    shown = inner.__qualname__ if isinstance(inner, type) and get_origin(inner) is None else str(inner)
+    type_name = inner.__qualname__ if isinstance(inner, type) and get_origin(inner) is None else str(inner)
     if inner in (list, dict):
         return _refused(
-            f"{of}: {shown} does not name its element type", f"write {shown}[{'str, ' * (inner is dict)}str]"
+            f"{of}: {type_name} does not name its element type", f"write {type_name}[{'str, ' * (inner is dict)}str]"
         )
     if get_origin(inner) is dict:
-        return _refused(f"{of}: {shown} has keys that are not str", "use dict[str, T], or a list of a dataclass")
-    return _refused(f"{of}: {shown} has no column type", f"use one of {_SUPPORTED}")
+        return _refused(f"{of}: {type_name} has keys that are not str", "use dict[str, T], or a list of a dataclass")
+    return _refused(f"{of}: {type_name} has no column type", f"use one of {_SUPPORTED}")
 
 
 def _without_none(annotation: Any) -> tuple[Any, bool]:

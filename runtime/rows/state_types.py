@@ -95,11 +95,11 @@ def change(before: Shape, now: Shape) -> str | None:
         return None
     if before["type"] != now["type"] or before["type"] != "object":
         return f"{shown(before)} became {shown(now)}"
-    known = _fields_ever(before)
+    former_fields = _fields_ever(before)
     for name, field in now["fields"].items():
         if name not in before["fields"] and field["required"]:
             return f"field {name!r} was added without a default"
-        if name in known and (why := change(known[name]["is"], field["is"])) is not None:
+        if name in former_fields and (why := change(former_fields[name]["is"], field["is"])) is not None:
             removed = "" if name in before["fields"] else ", removed earlier but still in kept values"
             return f"field {name!r}{removed}: {why}"
     return None
@@ -156,15 +156,15 @@ def _packer(declared: Any, decode: Callable[[Any], Any]) -> Callable[[Any], Any]
 
     def pack(value: Any) -> bytes:
         try:
-            packed = encode(value)
-            decode(packed)
+            data = encode(value)
+            decode(data)
         except (TypeError, ValueError, OverflowError) as error:
             raise WrongValue(
                 f"the state takes {declared!r}, not {type(value).__name__} {value!r:.80}: {error}"
             ) from error
-        if len(packed) > VALUE_BYTES_MAX:
-            raise WrongValue(f"the value has {len(packed):,} bytes; a value has at most {VALUE_BYTES_MAX:,}")
-        return packed
+        if len(data) > VALUE_BYTES_MAX:
+            raise WrongValue(f"the value has {len(data):,} bytes; a value has at most {VALUE_BYTES_MAX:,}")
+        return data
 
     return pack
 
@@ -208,12 +208,12 @@ def _inner(info: Any) -> list[Any]:
 
 def _parts(info: Any) -> list[Any]:
     """Return the types inside a type, without those of fields."""
-    found: list[Any] = []
+    inner_types: list[Any] = []
     for name in ("item_type", "key_type", "value_type"):
-        found += [getattr(info, name)] if hasattr(info, name) else []
+        inner_types += [getattr(info, name)] if hasattr(info, name) else []
     for name in ("item_types", "types"):
-        found += getattr(info, name, ())
-    return found
+        inner_types += getattr(info, name, ())
+    return inner_types
 
 
 def _unknown(info: Any, seen: tuple[Any, ...]) -> str | None:
@@ -236,9 +236,9 @@ def _shape(info: Any, seen: tuple[Any, ...]) -> Shape:
         }
         return {"type": "object", "name": kind.__name__, "fields": fields}
     name = type(info).__name__.removesuffix("Type").lower()
-    found: Shape = {"type": name}
+    shape: Shape = {"type": name}
     if parts := _parts(info):
-        found["of"] = [_shape(part, seen) for part in parts]
+        shape["of"] = [_shape(part, seen) for part in parts]
     if name in ("enum", "literal"):
-        found["values"] = sorted(map(str, getattr(info, "values", None) or [member.value for member in kind]))
-    return found
+        shape["values"] = sorted(map(str, getattr(info, "values", None) or [member.value for member in kind]))
+    return shape

@@ -173,7 +173,7 @@ class Generator(Source, RowsOf[T]):
             return batch_of_rows(self.schema, rows, self.row_type)
         except WrongRow:
             wrong = _wrong_rows(self.schema, rows, 0, self.row_type)
-        refused = {
+        refusals = {
             row: Refused(
                 f"the function of {self!r} returned a wrong result at index {indices[row]}: {what}", "text", text
             )
@@ -182,7 +182,7 @@ class Generator(Source, RowsOf[T]):
         }
         good = [given for row, given in enumerate(rows) if row not in wrong]
         fitting = batch_of_rows(self.schema, good, self.row_type)
-        return with_refused(fitting, refused)
+        return with_refused(fitting, refusals)
 
     def _whole(self, indices: np.ndarray[Any, np.dtype[np.int64]]) -> pa.RecordBatch:
         try:
@@ -261,11 +261,11 @@ class OpenGenerator(OpenSource):
     def appeared(self, begun: Mapping[int, int]) -> dict[int, int]:
         if self._source.rate is None:
             return self.end_offsets()
-        found = {}
+        ends = {}
         for partition in self.partitions():
             due, end = self._due(begun.get(partition, 0)), self._source.end(partition)
-            found[partition] = due if end is None else min(due, end)
-        return found
+            ends[partition] = due if end is None else min(due, end)
+        return ends
 
     def retention_start(self, partition: int) -> int:
         return 0

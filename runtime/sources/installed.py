@@ -73,18 +73,18 @@ def connector(name: str, *args: Any, **options: Any) -> Any:
 
 def connector_class(name: str) -> Any:
     """Return the class of a connector by its name. Raises as `connector`."""
-    known = [each for each in installed() if each.name == name]
-    if len(known) != 1:
-        packages = " and ".join(each.package for each in known)
+    candidates = [each for each in installed() if each.name == name]
+    if len(candidates) != 1:
+        packages = " and ".join(each.package for each in candidates)
         names = ", ".join(dict.fromkeys(each.name for each in installed()))
         raise ConfigError(
-            f"the connector {name!r} is registered by {packages}" if known else f"there is no connector {name!r}",
+            f"the connector {name!r} is registered by {packages}" if candidates else f"there is no connector {name!r}",
             not_done="no connector was created",
             next_step="import its class from the package that you mean"
-            if known
+            if candidates
             else f"use one of {names}; or install the package that has it, here and on every worker",
         )
-    return loaded(known[0])
+    return loaded(candidates[0])
 
 
 def loaded(each: Installed) -> Callable[..., Any]:
@@ -95,16 +95,16 @@ def loaded(each: Installed) -> Callable[..., Any]:
     """
     module, _, attribute = each.target.partition(":")
     try:
-        found: Any = import_module(module)
+        target: Any = import_module(module)
         for part in attribute.split("."):
-            found = getattr(found, part)
+            target = getattr(target, part)
     except (ImportError, AttributeError) as error:
         raise ConfigError(
             f"the connector {each.name!r} of package {each.package} cannot be loaded from {each.target}: {error}",
             not_done="no connector was created",
             next_step="install the package again, in a version that fits this version of Holdfast",
         ) from error
-    return cast(Callable[..., Any], found)
+    return cast(Callable[..., Any], target)
 
 
 def _others() -> Iterable[EntryPoint]:

@@ -30,7 +30,7 @@ SOURCE, SINK = "source", "sink"
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListedConnector:
     """A connector in the list.
 
     Args:
@@ -49,7 +49,7 @@ class Listed:
     next: str | None = None
 
 
-def listed() -> list[Listed]:
+def listed() -> list[ListedConnector]:
     """Return all connectors that packages register, by name."""
     found = installed()
     return [_listed(each, [other.package for other in found if other.name == each.name]) for each in found]
@@ -65,15 +65,17 @@ def version_of(library: Library) -> str | None:
         return None
 
 
-def _listed(each: Installed, packages: list[str]) -> Listed:
+def _listed(each: Installed, packages: list[str]) -> ListedConnector:
     if len(packages) > 1:
         problem = f"the name is registered by {' and '.join(packages)}"
-        return Listed(each, problem=problem, next="import its class from the package that you mean, or uninstall one")
+        return ListedConnector(
+            each, problem=problem, next="import its class from the package that you mean, or uninstall one"
+        )
     try:
         kind = loaded(each)
         library: Library | None = getattr(kind, "library", None)
         if library is None:
-            return Listed(each, sides=_sides(kind))
+            return ListedConnector(each, sides=_sides(kind))
         version = version_of(library)
         if version is None and find_spec(library.name) is None:
             problem = f"{library.name} is not installed"
@@ -81,13 +83,13 @@ def _listed(each: Installed, packages: list[str]) -> Listed:
             advice = (
                 f"{named if library.extra is None else install(library.extra, of=each.package)}, on every worker too"
             )
-            return Listed(each, library, sides=_by_methods(kind), problem=problem, next=advice)
-        return Listed(each, library, version, _sides(kind))
+            return ListedConnector(each, library, sides=_by_methods(kind), problem=problem, next=advice)
+        return ListedConnector(each, library, version, _sides(kind))
     except HoldfastError as error:
-        return Listed(each, problem=error.what, next=error.next_step)
+        return ListedConnector(each, problem=error.what, next=error.next_step)
     except Exception as error:  # noqa: BLE001  whatever the code of another package raised
         problem = f"{each.target} of package {each.package} cannot be used: {type(error).__name__}: {error}"
-        return Listed(each, problem=problem, next="report it to the authors of the package, or uninstall it")
+        return ListedConnector(each, problem=problem, next="report it to the authors of the package, or uninstall it")
 
 
 def _sides(kind: object) -> Mapping[str, Mapping[str, bool] | None]:
@@ -96,13 +98,13 @@ def _sides(kind: object) -> Mapping[str, Mapping[str, bool] | None]:
         example = make()
         read, written = example if isinstance(example, tuple) else (example, example)
         source, sink = source_of(read), sink_of(written)
-        found: dict[str, Mapping[str, bool] | None] = {}
+        sides: dict[str, Mapping[str, bool] | None] = {}
         if isinstance(source.traits, SourceTraits):
             publishes, captured = source.publishes is not None, source.captured is not None
-            found[SOURCE] = {**_named(source.traits), "publishes": publishes, "captured": captured}
+            sides[SOURCE] = {**_named(source.traits), "publishes": publishes, "captured": captured}
         if isinstance(sink.traits, SinkTraits):
-            found[SINK] = abilities(sink)
-        return found
+            sides[SINK] = abilities(sink)
+        return sides
     own = getattr(kind, "traits", None)
     if not isinstance(own, Traits):
         return _by_methods(kind)

@@ -32,8 +32,8 @@ from holdfast.storage.bulk import read_together
 from holdfast.storage.log.changelog import DELETED
 from holdfast.storage.log.format import LogMeta, describe_column
 from holdfast.storage.log.log import LogReader, read_meta
-from holdfast.storage.log.reader import Fetched, Origin
-from holdfast.storage.log.segment import Piece
+from holdfast.storage.log.reader import CommitOrigin, Fetched
+from holdfast.storage.log.segment import SegmentPiece
 from holdfast.storage.objects import open_objects
 from holdfast.storage.paths import refuse_password
 from holdfast.traits import SourceTraits, local
@@ -97,12 +97,12 @@ class Log(Connector, ChangelogConnector, RowsOf[T]):
         return cls(place["path"])
 
     def changelog(self) -> LogChangelog:
-        given = [name for name, value in (("schema", self._expected), ("key", self._key)) if value is not None]
-        if given:
+        arguments = [name for name, value in (("schema", self._expected), ("key", self._key)) if value is not None]
+        if arguments:
             raise ConfigError(
-                f"the changelog {self!r} is given with {' and '.join(given)}, but its columns and key are fixed",
+                f"the changelog {self!r} is given with {' and '.join(arguments)}, but its columns and key are fixed",
                 not_done="the job was not planned",
-                next_step=f"leave {' and '.join(given)} out",
+                next_step=f"leave {' and '.join(arguments)} out",
             )
         return LogChangelog(self.path, self._partitions)
 
@@ -244,7 +244,7 @@ class OpenLog(OpenSource):
         # Earlier versions did not store the place.
         read = (int(rest[3]), int(rest[4])) if len(rest) == 5 else None
         with self._lock:
-            return self._reader.changed(rest[0], Origin(int(rest[1]), rest[2]), read)
+            return self._reader.changed(rest[0], CommitOrigin(int(rest[1]), rest[2]), read)
 
     def partitions(self) -> list[int]:
         with self._lock:
@@ -305,7 +305,7 @@ class OpenLog(OpenSource):
         return self._reader.take(partition, offset, found.token)
 
 
-def _with_offsets(piece: Piece, offset: int) -> pa.RecordBatch | None:
+def _with_offsets(piece: SegmentPiece, offset: int) -> pa.RecordBatch | None:
     batch, offsets, following = piece.rows, piece.offsets, piece.following
     if batch is None or (offsets is None and following - offset == batch.num_rows):
         return batch

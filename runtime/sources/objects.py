@@ -68,16 +68,16 @@ def decoded(decoder: msgspec.json.Decoder[Any], data: bytes, path: str, version:
     if not fits_hash(data):
         raise _damaged(path, "its hash does not match its bytes")
     try:
-        found = decoder.decode(data)
+        value = decoder.decode(data)
     except msgspec.DecodeError as error:
         raise _damaged(path, str(error)) from error
-    if found.v > version:
+    if value.v > version:
         raise ConfigError(
-            f"{path} of a source's catalogue has version {found.v}, this version of Holdfast reads {version}",
+            f"{path} of a source's catalogue has version {value.v}, this version of Holdfast reads {version}",
             not_done=_NOT_OPENED,
             next_step="run the job with the newer version",
         )
-    return found
+    return value
 
 
 def _damaged(path: str, why: str) -> Damaged:

@@ -269,19 +269,19 @@ def open_readings(
         source = opened[at.source]
         offset = source.retention_start(at.partition) if at.offset < 0 else at.offset
         end = ends.get((at.source, at.partition))
-        ended = end is not None and offset >= end and source.ended(at.partition, offset)
-        known = at.identity if at.offset > 0 else None
+        at_end = end is not None and offset >= end and source.ended(at.partition, offset)
+        identity = at.identity if at.offset > 0 else None
         reading = Reading(
             at.source,
             fragments[at.source],
             at.partition,
             source,
             offset,
-            ended,
+            at_end,
             at.watermark,
             end,
-            known,
-            identified=0 if known is None else offset,
+            identity,
+            identified=0 if identity is None else offset,
             ahead=ahead(at.source),
             lost=at.lost,
         )

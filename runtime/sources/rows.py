@@ -51,12 +51,12 @@ class Rows(Source, RowsOf[T]):
     def __init__(self, rows: Iterable[T | Mapping[str, Any]], schema: type[T] | ArrowSchema | None = None) -> None:
         if isinstance(rows, str | bytes | Mapping) or not isinstance(rows, Iterable):
             raise _refused(f"{rows!r:.80} is not a list of rows", "give a list: hf.Rows([Bid(1, 2.0)])")
-        given: list[Any] = list(rows)
-        described = schema if schema is not None else _common(given)
+        row_list: list[Any] = list(rows)
+        described = schema if schema is not None else _common(row_list)
         self.row_type = described if isinstance(described, type) else None
         self.schema = data_schema_of(described)
         try:
-            self.batch = batch_of_rows(self.schema, given, self.row_type)
+            self.batch = batch_of_rows(self.schema, row_list, self.row_type)
         except WrongRow as wrong:
             at = "a row" if wrong.row is None else f"row {wrong.row}"
             raise _refused(f"{at} does not fit the schema: {wrong.what}", "correct it, or the dataclass") from wrong

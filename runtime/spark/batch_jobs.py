@@ -35,9 +35,9 @@ from holdfast.model import Subtask
 from holdfast.runtime.config.settings import Settings
 from holdfast.runtime.driver.gathering import elsewhere
 from holdfast.runtime.microbatch.blocks import Attempt, Parcel, Result, parcel_of
-from holdfast.runtime.microbatch.deaths import Death, ProcessEnded
-from holdfast.runtime.microbatch.job_watch import JobWatch, Stage
-from holdfast.runtime.microbatch.task import Batch, Ports, run_task
+from holdfast.runtime.microbatch.deaths import ProcessEnded, TaskDeath
+from holdfast.runtime.microbatch.job_watch import JobWatch, LayerProgress
+from holdfast.runtime.microbatch.task import Batch, TaskPorts, run_task
 from holdfast.runtime.processes.memory import budget_of
 from holdfast.runtime.spark import marks
 from holdfast.runtime.spark.launch import first_line, is_one_process
@@ -147,13 +147,13 @@ class SparkJobs:
             self._stalled = watch.look(time.monotonic(), executors + alone, stages)
         self._stalled = ""
 
-    def _stages(self, group: str) -> list[Stage]:
+    def _stages(self, group: str) -> list[LayerProgress]:
         """Return the stages of a job that have begun, in their order."""
         tracker = self._context.statusTracker()
         infos = (tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group))
         numbers = sorted({number for info in infos if info is not None for number in info.stageIds})
         stages = (tracker.getStageInfo(number) for number in numbers)
-        return [Stage(s.numTasks, s.numCompletedTasks, s.numFailedTasks) for s in stages if s is not None]
+        return [LayerProgress(s.numTasks, s.numCompletedTasks, s.numFailedTasks) for s in stages if s is not None]
 
     def _submit(self, job: int, batch: Batch, over: threading.Event) -> None:
         try:
@@ -167,14 +167,14 @@ class SparkJobs:
             return
         try:
             self._context.setJobGroup(self._group(job), f"holdfast epoch {epoch}", interruptOnCancel=True)
-            found = _frame(self._session, self._task(batch)).toArrow()
+            result_table = _frame(self._session, self._task(batch)).toArrow()
         except Exception as error:  # noqa: BLE001 - whatever ended the Spark job, the driver must learn of it
             failed = _job_ended(epoch, error)
             if job > self._cancelled:
                 _log.warning("%s. Next: %s", failed.what, failed.next_step)
             self._ended(job, failed)
         else:
-            self._ended(job, [bytes(value.as_buffer()) for value in found.column("data")])
+            self._ended(job, [bytes(value.as_buffer()) for value in result_table.column("data")])
 
     def _task(self, batch: Batch) -> BatchTask:
         here = socket.gethostname(), boot_id()
@@ -211,7 +211,7 @@ def _stage(task: BatchTask, layer: int) -> Callable[[Iterable[pa.RecordBatch]], 
             budget = budget_of(task.batch.plan, task.settings, task.container)
             state = WarmState(clock, time.sleep, LocalImages(budget=budget))
             paused = _paused_uploads(task.batch.deploys[0].job_uuid)
-            ports = Ports(clock, store, state, time.sleep, calls.mark, budget, paused)
+            ports = TaskPorts(clock, store, state, time.sleep, calls.mark, budget, paused)
             for parcel in run_task(task.batch, ports, attempt, incoming):
                 yield _row(parcel)
 
@@ -251,7 +251,7 @@ def _job_ended(epoch: int, error: Exception) -> HoldfastError:
         )
     if (process := marks.ended(str(error))) is not None:
         killed = process.mark is not None and process.mark.startswith((FUNCTION, SOURCE)) and not process.hung
-        death = Death(process.mark, process.subtask, process.at, process.how) if killed else None
+        death = TaskDeath(process.mark, process.subtask, process.at, process.how) if killed else None
         return ProcessEnded(
             f"the Spark job of epoch {epoch} failed: the Python process of a task {process.what}",
             not_done="the epoch was not completed; state and output stay as of the last checkpoint",

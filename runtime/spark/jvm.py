@@ -136,15 +136,15 @@ def _start_jvm() -> None:
     passing_on = threading.Thread(target=_pass_on, args=(read,), name="jvm-stderr", daemon=True)
     passing_on.start()
     try:
-        gateway, boosted = _launch(write)
+        gateway, jvm_boost = _launch(write)
     except BaseException:
         os.close(write)
         passing_on.join(_LAST_WORDS_S)
         raise
     os.close(write)  # the JVM has its own
     SparkContext._ensure_initialized(gateway=gateway)
-    _boosts.append(boosted)
-    atexit.register(_end, gateway.proc, boosted)
+    _boosts.append(jvm_boost)
+    atexit.register(_end, gateway.proc, jvm_boost)
 
 
 def note_context() -> None:
@@ -155,13 +155,13 @@ def note_context() -> None:
 
 def _launch(stderr: int) -> tuple[Any, Boost]:
     """Launch the JVM with options for a shorter start; if it does not start, without them."""
-    boosted = boost(os.environ, Path(_find_spark_home()))
+    jvm_boost = boost(os.environ, Path(_find_spark_home()))
     try:
-        with boosted.applied(os.environ):
-            return _gateway(stderr), boosted
+        with jvm_boost.applied(os.environ):
+            return _gateway(stderr), jvm_boost
     except PySparkRuntimeError:
-        boosted.stored(None)
-        if not boosted.options:
+        jvm_boost.stored(None)
+        if not jvm_boost.options:
             raise
         os.write(stderr, RETRIED)
         return _gateway(stderr), Boost()
@@ -208,15 +208,15 @@ def end_jvm(jvm: subprocess.Popen[bytes], within_s: float = JVM_ENDS_WITHIN_S) -
 
 def _session(leader: int) -> list[int]:
     """Return the live processes of a session; none where the system does not show them."""
-    found = []
+    pids = []
     for each in Path("/proc").glob("[0-9]*/stat"):
         try:
             state, _, _, session, *_ = each.read_text(errors="replace").rpartition(")")[2].split()
         except (OSError, ValueError):  # it has ended
             continue
         if int(session) == leader and state != "Z":
-            found.append(int(each.parent.name))
-    return found
+            pids.append(int(each.parent.name))
+    return pids
 
 
 def _pass_on(read: int) -> None:

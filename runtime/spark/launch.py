@@ -169,23 +169,25 @@ def check_slots(context: SparkContext, needed: int, standbys: int = 0, note: Cal
         ConfigError: too few slots; gives needed, found and the setting to change.
         Unavailable: Spark has stopped in the meantime.
     """
-    began, at_most, noted = time.monotonic(), most_slots(context.master or ""), False
-    wanted = needed + standbys if at_most is None else min(needed + standbys, at_most)
+    began, at_most, is_late = time.monotonic(), most_slots(context.master or ""), False
+    target_slots = needed + standbys if at_most is None else min(needed + standbys, at_most)
     try:
-        while (found := context.defaultParallelism) < wanted and (waited := time.monotonic() - began) < SLOTS_WAIT_S:
-            if waited > SLOTS_NOTED_S and not noted:
-                noted = True
-                note(f"waiting for Spark's executors: {found} task slots, {wanted} wanted")
+        while (slots := context.defaultParallelism) < target_slots and (
+            waited := time.monotonic() - began
+        ) < SLOTS_WAIT_S:
+            if waited > SLOTS_NOTED_S and not is_late:
+                is_late = True
+                note(f"waiting for Spark's executors: {slots} task slots, {target_slots} wanted")
             time.sleep(0.1)
     except Exception as error:  # py4j raises several kinds; each means that Spark stopped: no master took the app
         raise _no_spark(error) from error
-    if found < needed:
+    if slots < needed:
         raise ConfigError(
-            f"the job needs {needed} task slots at the same time, but Spark at {context.master} has {found}",
+            f"the job needs {needed} task slots at the same time, but Spark at {context.master} has {slots}",
             not_done="no worker was started and nothing was read",
-            next_step=f"run with --parallelism {found}, or give Spark more cores (here: --master 'local[{needed}]')",
+            next_step=f"run with --parallelism {slots}, or give Spark more cores (here: --master 'local[{needed}]')",
         )
-    return min(standbys, found - needed)
+    return min(standbys, slots - needed)
 
 
 def most_slots(master: str) -> int | None:
@@ -266,17 +268,17 @@ def placed(context: SparkContext, number: int, avoid: Sequence[Site]) -> RDD[int
 
     Spark waits for a free slot there for `spark.locality.wait.node`, then takes any.
     """
-    preferred = elsewhere(executor_hosts(context), avoid) if avoid else []
-    if not preferred:
+    preferred_hosts = elsewhere(executor_hosts(context), avoid) if avoid else []
+    if not preferred_hosts:
         return context.parallelize([number], 1)
-    jvm, pickled = context._jvm, CPickleSerializer()
+    jvm, serializer = context._jvm, CPickleSerializer()
     assert jvm is not None
     scala = jvm.scala.jdk.javaapi.CollectionConverters
-    data: bytes = pickled.dumps([number])  # type: ignore[no-untyped-call]
-    element = jvm.scala.Tuple2(data, scala.asScala(preferred).toSeq())
+    data: bytes = serializer.dumps([number])  # type: ignore[no-untyped-call]
+    element = jvm.scala.Tuple2(data, scala.asScala(preferred_hosts).toSeq())
     tag = jvm.scala.reflect.ClassTag.apply(jvm.java.lang.Class.forName("[B"))
     made = context._jsc.sc().makeRDD(scala.asScala([element]).toSeq(), tag).toJavaRDD()
-    return RDD(made, context, BatchedSerializer(pickled))  # type: ignore[no-untyped-call]
+    return RDD(made, context, BatchedSerializer(serializer))  # type: ignore[no-untyped-call]
 
 
 def executor_hosts(context: SparkContext) -> list[str]:
@@ -336,14 +338,14 @@ def first_line(error: Exception) -> str:
     """Return the line of a long Java or Python report that names the cause, with the advice of a Holdfast error."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     for at in reversed(range(len(lines))):  # the last error ended the worker; its causes come before it
-        if found := _OWN.search(lines[at]):
+        if line_match := _OWN.search(lines[at]):
             advice = next((line for line in lines[at + 1 :] if line.startswith(_NEXT)), "")
-            what = found.group(1).rstrip(".")[:300]
+            what = line_match.group(1).rstrip(".")[:300]
             return f"{what}; {advice.removeprefix(_NEXT)[:200]}" if advice else what
     if raised := _RAISED.findall(str(error)):
         return str(raised[-1])[:300]
     causes = [m.group(0) for line in lines if "SparkException: Job aborted" not in line and (m := _CAUSE.search(line))]
-    if not causes and (lost := next((found for line in lines if (found := _LOST.search(line))), None)):
+    if not causes and (lost := next((line_match for line in lines if (line_match := _LOST.search(line))), None)):
         return f"its executor was lost: {lost.group(1)}"[:300]
     own = [cause for cause in causes if not cause.startswith("SparkException")]
     return (own or causes or lines or [type(error).__name__])[0][:300]

@@ -70,7 +70,7 @@ class CallMarks:
             self._file = -1
 
 
-class Ended(NamedTuple):
+class PythonEnd(NamedTuple):
     """How the Python process of a task ended."""
 
     mark: str | None
@@ -99,19 +99,19 @@ class Ended(NamedTuple):
         return advice_for("hung" if self.hung else "ended")
 
 
-def ended(report: str) -> Ended | None:
+def ended(report: str) -> PythonEnd | None:
     """Return how the Python process ended that made a job fail, as Spark reports it; None if none did."""
     at = report.find(_ENDED)
     if at < 0:
         return None
-    quoted = report[at:].partition("\tat ")[0]
-    mark, place = _MARK.search(quoted), _AT.search(quoted)
-    subtask, *given = map(int, place.groups()) if place else (0, 0)
-    fatal = _FATAL.search(quoted)
-    return Ended(
+    excerpt = report[at:].partition("\tat ")[0]
+    mark, place = _MARK.search(excerpt), _AT.search(excerpt)
+    subtask, *at_fields = map(int, place.groups()) if place else (0, 0)
+    fatal = _FATAL.search(excerpt)
+    return PythonEnd(
         mark[1].strip() if mark else None,
-        _TIMEOUT.search(quoted) is not None,
+        _TIMEOUT.search(excerpt) is not None,
         subtask,
-        At(*given) if given[0] else None,
+        At(*at_fields) if at_fields[0] else None,
         fatal[0].strip() if fatal else "",
     )

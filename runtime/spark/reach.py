@@ -32,14 +32,14 @@ def addresses(master: str) -> list[tuple[str, int]] | None:
         scheme, separator, behind = rest.partition("://")
         scheme, rest = (scheme, behind) if separator else ("https", rest)
         default, rest = _PORTS.get(scheme), rest.partition("/")[0]
-    found = [_address(each, default) for each in rest.split(",")]
-    if None in found:
+    master_addresses = [_address(each, default) for each in rest.split(",")]
+    if None in master_addresses:
         raise ConfigError(
             f"{master!r} does not name the host and port of a Spark master",
             not_done="no record was read; missing targets were created and are empty",
             next_step="give it as spark://HOST:PORT, such as spark://master:7077",
         )
-    return [each for each in found if each is not None]
+    return [each for each in master_addresses if each is not None]
 
 
 def unreached(master: str, within_s: float = CONNECT_WITHIN_S) -> str | None:

@@ -18,7 +18,7 @@ from holdfast.model import Subtask, WorkerId
 from holdfast.ports import Lane, ObjectStore
 from holdfast.runtime.microbatch.blocks import Attempt, Parcel
 from holdfast.runtime.microbatch.host import Host
-from holdfast.runtime.microbatch.task import Batch, Ports, run_task
+from holdfast.runtime.microbatch.task import Batch, TaskPorts, run_task
 from holdfast.runtime.plan.memory import Budget
 from holdfast.runtime.plan.model import Plan
 from holdfast.runtime.testing.lanes import InlineLanes, VirtualClock
@@ -31,7 +31,7 @@ _PLACE = "here"
 
 
 @dataclass
-class Faults:
+class TaskFaults:
     """Probabilities of faults in the tasks of a job, between 0 and 1."""
 
     losses: float = 0.0
@@ -44,7 +44,7 @@ class Faults:
 
 
 @dataclass
-class _Job:
+class _BatchJob:
     number: int
     batch: Batch
     sent: dict[tuple[int, Subtask], list[Parcel]] = field(default_factory=dict)
@@ -63,15 +63,15 @@ class StepJobs:
         ended: Callable[[int, Sequence[bytes] | HoldfastError], None],
     ) -> None:
         self._clock, self._store, self._local, self._random, self._ended = clock, store, local, rng, ended
-        self._job: _Job | None = None
-        self.faults = Faults()
+        self._job: _BatchJob | None = None
+        self.faults = TaskFaults()
         self.budget: Budget | None = None
         """Memory budget for the state of a task."""
 
     def run(self, job: int, batch: Batch) -> None:
         """See Jobs.run."""
         assert self._job is None, "two jobs at a time"
-        self._job = _Job(job, batch)
+        self._job = _BatchJob(job, batch)
 
     def cancel(self, job: int) -> None:
         """See Jobs.cancel."""
@@ -113,12 +113,12 @@ class StepJobs:
             self._ended(job.number, [parcel.data for parcel in last])
         return True
 
-    def _play(self, job: _Job, layer: int, subtask: Subtask) -> list[Parcel]:
+    def _play(self, job: _BatchJob, layer: int, subtask: Subtask) -> list[Parcel]:
         before = [parcel for (at, _), sent in job.sent.items() if at == layer - 1 for parcel in sent]
         mine = [parcel.data for parcel in before if parcel.to == subtask]
         self._random.shuffle(mine)
         attempt = Attempt(layer, subtask, f"{self._random.getrandbits(48):012x}")
-        ports = Ports(self._clock, self._store, self._local(), self._clock.pass_by, budget=self.budget)
+        ports = TaskPorts(self._clock, self._store, self._local(), self._clock.pass_by, budget=self.budget)
         return list(run_task(job.batch, ports, attempt, mine))
 
     def _chance(self, share: float, what: str) -> bool:
@@ -143,7 +143,7 @@ class BatchMembers:
         local: Callable[[], LocalState] = MemoryState,
     ) -> None:
         self._plan, self._store = plan, store
-        self.ports = _HostPorts(clock, store)
+        self.ports = _InlineHostPorts(clock, store)
         self.jobs = StepJobs(clock, store, local, rng, lambda *end: post(lambda: self.host.ended(*end)))
         limits = every_s, None, BACKLOG_BYTES_MAX
         self.host = Host(plan, self.ports, self.jobs, post, answer, _registered, *limits)
@@ -157,7 +157,7 @@ class BatchMembers:
         return None
 
 
-class _HostPorts:
+class _InlineHostPorts:
     network: Network
 
     def __init__(self, clock: VirtualClock, store: ObjectStore) -> None:

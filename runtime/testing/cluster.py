@@ -69,7 +69,7 @@ class MemberPorts:
         return self.lanes.lane(name)
 
 
-class Member:
+class ClusterMember:
     """One worker of the cluster and the messages that wait for it."""
 
     def __init__(self, launch: int, loop: WorkerLoop, ports: MemberPorts) -> None:
@@ -85,7 +85,7 @@ def rules_of(
     checkpoint_every: float,
 ) -> Rules:
     """Return the rules of a job in memory; its operators keep their numbers from the plan."""
-    described = describe_operators(plan)
+    descriptions = describe_operators(plan)
     return Rules(
         name=plan.app,
         job_uuid=job_uuid,
@@ -93,7 +93,7 @@ def rules_of(
         key_groups=plan.key_groups,
         key_ranges=tuple(range_of(i, parallelism, plan.key_groups) for i in range(parallelism)),
         partitions=partitions,
-        operators=tuple(OperatorState(o.name, o.id, described[o.name]) for o in plan.operators),
+        operators=tuple(OperatorState(o.name, o.id, descriptions[o.name]) for o in plan.operators),
         checkpoint_every=checkpoint_every,
         silent_after=5.0,
         epoch_deadline=max(30.0, 10 * checkpoint_every),
@@ -132,7 +132,7 @@ class Cluster:
         self._plan, self.sinks, self.sources = plan, outputs_of(plan), plan.sources
         self.changelog = plan.changelog
         self.network = MemoryNetwork()
-        self.members: dict[WorkerId, Member] = {}
+        self.members: dict[WorkerId, ClusterMember] = {}
         self.held_launches: list[int] | None = None
         """If a list, launches are held back and collected here."""
         self.hosts = ["here"]
@@ -181,7 +181,7 @@ class Cluster:
             return
         worker = WorkerId(f"{self._random.getrandbits(48):012x}")
         ports = MemberPorts(self.clock, self._store, self.network, self.local(), self._from(worker))
-        self.members[worker] = Member(number, WorkerLoop(worker, self._plan, ports, self.limits), ports)
+        self.members[worker] = ClusterMember(number, WorkerLoop(worker, self._plan, ports, self.limits), ports)
         host = self.hosts[number % len(self.hosts)]
         ports.send(m.Register(worker, number, host, number, "boot", ("here", number)))
 
@@ -315,7 +315,7 @@ class Cluster:
         self._inbox.popleft()()
         return True
 
-    def _member_turn(self, member: Member) -> bool:
+    def _member_turn(self, member: ClusterMember) -> bool:
         if member.inbox:
             member.loop.received(member.inbox.popleft())
             return True

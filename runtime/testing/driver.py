@@ -149,11 +149,11 @@ class PushedSource(Source, OpenSource):
 
         Those that the test added are meant to be used.
         """
-        used = [at for at, table in enumerate(self.tables) if table.num_rows or self._marks[at]]
-        told = [max((at_us for _, at_us in self._marks[at]), default=None) for at in used]
-        at_us = followed_us(plan, spec, [self.tables[at] for at in used], told)
+        used_partitions = [at for at, table in enumerate(self.tables) if table.num_rows or self._marks[at]]
+        told = [max((at_us for _, at_us in self._marks[at]), default=None) for at in used_partitions]
+        at_us = followed_us(plan, spec, [self.tables[at] for at in used_partitions], told)
         if at_us is not None:
-            self._followed |= dict.fromkeys(set(range(PARTITIONS)) - set(used), at_us)
+            self._followed |= dict.fromkeys(set(range(PARTITIONS)) - set(used_partitions), at_us)
 
     def mark(self, at_us: int) -> None:
         """Promise, for every partition, that no later record is older than this."""
@@ -231,14 +231,17 @@ class TestDriver:
                 datetime without a time zone. Or the job has finished.
         """
         self._refuse_after_end()
-        pushed = self._source(source)
-        if not 0 <= partition < len(pushed.tables):
+        pushed_source = self._source(source)
+        if not 0 <= partition < len(pushed_source.tables):
             raise ConfigError(
                 f"source {source!r} has no partition {partition}",
-                next_step=f"push to one of 0 to {len(pushed.tables) - 1}, or add_partitions({source!r}) first",
+                next_step=f"push to one of 0 to {len(pushed_source.tables) - 1}, or add_partitions({source!r}) first",
             )
-        pushed.tables[partition] = pa.concat_tables(
-            [pushed.tables[partition], _table_of(source, pushed.schema, rows, aliases_of(pushed.row_type))]
+        pushed_source.tables[partition] = pa.concat_tables(
+            [
+                pushed_source.tables[partition],
+                _table_of(source, pushed_source.schema, rows, aliases_of(pushed_source.row_type)),
+            ]
         )
         self._settle()
 
@@ -265,7 +268,7 @@ class TestDriver:
             ConfigError: no such source, it has no event time, or `at` has no time zone. Or the job has finished.
         """
         self._refuse_after_end()
-        pushed = self._source(source)
+        pushed_source = self._source(source)
         has_zone = isinstance(at, datetime) and at.utcoffset() is not None
         if source not in self._timed or not has_zone:
             lacks = "has no time zone" if isinstance(at, datetime) else "is not a datetime"
@@ -274,7 +277,7 @@ class TestDriver:
                 f"source {source!r} has {fault}",
                 next_step="give app.source(..., event_time=...) and a datetime such as datetime(..., tzinfo=UTC)",
             )
-        pushed.mark((at - _EPOCH) // timedelta(microseconds=1))
+        pushed_source.mark((at - _EPOCH) // timedelta(microseconds=1))
         self._settle()
 
     def advance(self, duration: Duration) -> None:

@@ -64,7 +64,7 @@ class InlineLane:
 
     def work(self) -> Callable[[], None]:
         """Do the next piece of work; return a function that hands over its result."""
-        work, done = self.jobs.popleft()
+        work, callback = self.jobs.popleft()
         result: object
         try:
             result = work()
@@ -72,4 +72,4 @@ class InlineLane:
             if not is_failure(error):
                 raise
             result = error
-        return lambda: done(result)
+        return lambda: callback(result)

@@ -92,17 +92,17 @@ def keeps_what_was_delivered_over_a_restart(kit: SinkKit, outages: Outages) -> N
 
 def delivers_once_if_the_answer_is_lost(kit: SinkKit, outages: Outages) -> None:
     """A commit whose answer is lost has an unknown outcome: the tag in the target settles it."""
-    unanswered = _given(outages.unanswered, "unanswered")
+    lose_answers = _given(outages.unanswered, "unanswered")
     assert kit.open is not None, "the answers are lost from a point of a delivery on"
     with kit.target() as first:
         _delivered_at_last(kit, first, 1, ANN)
-    lost = list[FaultPoint]()
+    lost_points = list[FaultPoint]()
     with ExitStack() as block:
 
         def lose(point: FaultPoint) -> None:
-            if point == "before_commit" and not lost:  # A target that tries again passes the point again.
-                lost.append(point)
-                block.enter_context(unanswered())
+            if point == "before_commit" and not lost_points:  # A target that tries again passes the point again.
+                lost_points.append(point)
+                block.enter_context(lose_answers())
 
         with closing(kit.open(kit.prepared(), LEFT, lose)) as target, pytest.raises(Unavailable):
             target.deliver(tag(2), [kit.batch(BEA)], tag(1))
@@ -128,15 +128,15 @@ def waits_while_its_user_is_refused(kit: SinkKit, outages: Outages) -> None:
 def reads_on_when_its_server_is_back(kit: SourceKit, outages: Outages) -> None:
     """While it is away no position moves and no partition ends; then the same source reads on."""
     away = _given(outages.away, "away")
-    with closing(_opened(kit)) as opened:
-        before = _read(opened)
+    with closing(_opened(kit)) as open_source:
+        before = _read(open_source)
         with away():
             until, attempts = time.monotonic() + outages.lasts_s, 0
             while attempts < ATTEMPTS or time.monotonic() < until:
-                assert isinstance(_eventually(lambda: _failure(opened.end_offsets)), Unavailable)
-                _stands_still(opened, before)
+                assert isinstance(_eventually(lambda: _failure(open_source.end_offsets)), Unavailable)
+                _stands_still(open_source, before)
                 attempts += 1
-        _reads_on(kit, opened, before)
+        _reads_on(kit, open_source, before)
 
 
 def reads_on_after_a_restart(kit: SourceKit, outages: Outages) -> None:
@@ -151,14 +151,14 @@ def reads_on_after_a_restart(kit: SourceKit, outages: Outages) -> None:
 def reads_on_when_its_user_is_let_in_again(kit: SourceKit, outages: Outages) -> None:
     """While the user is refused, no position moves, and the message has a next step; then the same source reads on."""
     refused = _given(outages.refused, "refused")
-    with closing(_opened(kit)) as opened:
-        before = _read(opened)
+    with closing(_opened(kit)) as open_source:
+        before = _read(open_source)
         with refused():
-            error = _eventually(lambda: _failure(opened.end_offsets))
+            error = _eventually(lambda: _failure(open_source.end_offsets))
             assert isinstance(error, HoldfastError)
             _explains(error)
-            _stands_still(opened, before)
-        _reads_on(kit, opened, before)
+            _stands_still(open_source, before)
+        _reads_on(kit, open_source, before)
 
 
 SINK_PROMISES: tuple[SinkPromise, ...] = (

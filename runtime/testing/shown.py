@@ -46,12 +46,12 @@ def text_of(graph: Graph, node: Node, rows_max: int) -> str:
         for name, parts in tables.items():
             driver.sources[name].hold(parts)
         driver.finish()
-        found = driver.rows(_SINK)
-    shown = pa.Table.from_pylist([{n: row[n] for n in node.schema.names} for row in found[:rows_max]], _loose(node))
-    frame = pl.from_arrow(shown)
+        rows = driver.rows(_SINK)
+    first_rows = pa.Table.from_pylist([{n: row[n] for n in node.schema.names} for row in rows[:rows_max]], _loose(node))
+    frame = pl.from_arrow(first_rows)
     assert isinstance(frame, pl.DataFrame)
     with pl.Config(tbl_rows=-1, tbl_cols=-1, tbl_hide_dataframe_shape=True, tbl_hide_column_data_types=False):
-        return f"{frame}\n{shown.num_rows:,} of {plural(len(found), 'row')}"
+        return f"{frame}\n{first_rows.num_rows:,} of {plural(len(rows), 'row')}"
 
 
 def _loose(node: Node) -> pa.Schema:
@@ -60,13 +60,13 @@ def _loose(node: Node) -> pa.Schema:
 
 def _upstream(node: Node) -> list[Node]:
     """Return a node and all that it reads, in their order."""
-    found, waiting = {node.number: node}, [node]
+    nodes_by_number, waiting = {node.number: node}, [node]
     while waiting:
         for before in waiting.pop().inputs:
-            if before.number not in found:
-                found[before.number] = before
+            if before.number not in nodes_by_number:
+                nodes_by_number[before.number] = before
                 waiting.append(before)
-    return [found[number] for number in sorted(found)]
+    return [nodes_by_number[number] for number in sorted(nodes_by_number)]
 
 
 def _app(graph: Graph, node: Node, wanted: list[Node]) -> App:
@@ -86,12 +86,12 @@ def _read(name: str, source: Source, on_error: str, folder: str) -> list[pa.Tabl
         raise _refused(f"source {name!r} has no end to read to", "give it an end, or read it in a run: app.run()")
     if source.traits.copied:
         source = source.in_folder(folder).copied(again=True)
-    with closing(source.unpaced().open()) as opened:
-        ends, left, tables = opened.end_offsets(), INPUT_BYTES_MAX, list[pa.Table]()
-        for partition in opened.partitions():
-            batches, at = list[pa.RecordBatch](), opened.retention_start(partition)
+    with closing(source.unpaced().open()) as open_source:
+        ends, left, tables = open_source.end_offsets(), INPUT_BYTES_MAX, list[pa.Table]()
+        for partition in open_source.partitions():
+            batches, at = list[pa.RecordBatch](), open_source.retention_start(partition)
             while at < ends.get(partition, at):
-                batch, following = opened.read(partition, at, READ_BYTES)
+                batch, following = open_source.read(partition, at, READ_BYTES)
                 if batch is not None:
                     batches += _decoded(name, batch, on_error, source.schema)
                     left -= batch.nbytes

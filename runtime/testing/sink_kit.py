@@ -55,7 +55,7 @@ from holdfast.sinks.contract.target import (
 T = TypeVar("T")
 
 
-class Crash(BaseException):
+class SimulatedCrash(BaseException):
     """The process ends here."""
 
 
@@ -218,7 +218,7 @@ def survives_a_crash_at_every_point(kit: SinkKit) -> None:
     for number, point in enumerate(points, 2):
         row, before = (10 + number, point), kit.rows()
         target = kit.open(kit.prepared(), LEFT, _crash_at(point))
-        with pytest.raises(Crash):
+        with pytest.raises(SimulatedCrash):
             target.deliver(tag(number), [kit.batch(row)])
         target.close()
         assert kit.shows(*before, *([row] if point == "after_commit" else []))
@@ -229,7 +229,7 @@ def survives_a_crash_at_every_point(kit: SinkKit) -> None:
 def _crash_at(point: FaultPoint) -> Fault:
     def fault(reached: FaultPoint) -> None:
         if reached == point:
-            raise Crash
+            raise SimulatedCrash
 
     return fault
 
@@ -241,18 +241,18 @@ def goes_on_after_a_lost_reply(kit: SinkKit) -> None:
     """
     if kit.open is None:
         pytest.skip("missing: a target that calls a fault at the points of a delivery")
-    lost: list[FaultPoint] = []
+    lost_points: list[FaultPoint] = []
 
     def fault(reached: FaultPoint) -> None:
-        if reached in lost:
-            lost.remove(reached)
+        if reached in lost_points:
+            lost_points.remove(reached)
             raise Unavailable(f"the connection broke at {reached}", next_step="nothing")
 
     with closing(kit.open(kit.prepared(), LEFT, fault)) as target:
 
         def breaks(point: FaultPoint, epoch: int, *rows: Row) -> bool:
             """Deliver while the connection breaks; return whether the outcome is unknown to the writer."""
-            lost.append(point)
+            lost_points.append(point)
             try:
                 assert target.deliver(tag(epoch), [kit.batch(*rows)]) == Delivered(len(rows))
             except Unavailable:

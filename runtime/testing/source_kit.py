@@ -68,23 +68,23 @@ class _SlowLane:
 def _opened(kit: SourceKit) -> Iterator[OpenSource]:
     source = kit.source()
     source.check()
-    opened = source.open()
+    open_source = source.open()
     try:
-        yield opened
+        yield open_source
     finally:
-        opened.close()
+        open_source.close()
 
 
 def _rows(opened: OpenSource, partition: int, offset: int, max_bytes: int = ANY_BYTES) -> dict[int, dict[str, Any]]:
     """Return the records from an offset on, by offset; checks that offsets advance and agree."""
-    found: dict[int, dict[str, Any]] = {}
+    records: dict[int, dict[str, Any]] = {}
     for _ in range(READS_MAX):
         batch, following = opened.read(partition, offset, max_bytes)
         if batch is None and following == offset:
-            return found
+            return records
         assert following > offset, "a read without records stays where it is, or passes a gap"
         if batch is not None:
-            _put(found, batch, offset, following)
+            _put(records, batch, offset, following)
         offset = following
     raise AssertionError(f"partition {partition} has no end after {READS_MAX} reads")
 
@@ -147,35 +147,35 @@ def cuts_batches_without_losing_a_record(kit: SourceKit) -> None:
 
 def ends_where_it_says(kit: SourceKit) -> None:
     """`end_offsets` is after every existing record, and `ended` is not reported before it."""
-    with _opened(kit) as opened:
-        found, ends = _all(opened), opened.end_offsets()
-        assert sorted(ends) == sorted(opened.partitions())
+    with _opened(kit) as open_source:
+        found, ends = _all(open_source), open_source.end_offsets()
+        assert sorted(ends) == sorted(open_source.partitions())
         for partition, rows in found.items():
             assert all(offset < ends[partition] for offset in rows)
-            assert not any(opened.ended(partition, offset) for offset in rows)
+            assert not any(open_source.ended(partition, offset) for offset in rows)
 
 
 def reads_in_the_background_what_it_reads_at_once(kit: SourceKit) -> None:
     """A reader returns the same records, inline and ahead, and reports when there are no more."""
-    with _opened(kit) as opened:
-        for partition, rows in _all(opened).items():
+    with _opened(kit) as open_source:
+        for partition, rows in _all(open_source).items():
             for slow in (None, _SlowLane()):
                 ahead = inline() if slow is None else Ahead(slow)
-                assert _read_by(opened, partition, opened.retention_start(partition), ahead, slow) == rows
+                assert _read_by(open_source, partition, open_source.retention_start(partition), ahead, slow) == rows
 
 
 def goes_back_while_a_read_is_under_way(kit: SourceKit) -> None:
     """Recovery drops readers and returns to an offset: new readers return each record once, despite open reads."""
-    with _opened(kit) as opened:
-        for partition, rows in _all(opened).items():
+    with _opened(kit) as open_source:
+        for partition, rows in _all(open_source).items():
             starts = [*rows][:3]
             for offset in [*starts, *reversed(starts)]:
                 slow = _SlowLane()
                 ahead = Ahead(slow)
-                given_up = opened.reader(partition, opened.retention_start(partition), ahead)
+                given_up = open_source.reader(partition, open_source.retention_start(partition), ahead)
                 given_up.poll(1)
                 given_up.close()
-                found = _read_by(opened, partition, offset, ahead, slow)
+                found = _read_by(open_source, partition, offset, ahead, slow)
                 assert found == {at: row for at, row in rows.items() if at >= offset}
 
 
@@ -183,13 +183,13 @@ def _read_by(
     opened: OpenSource, partition: int, offset: int, ahead: Ahead, slow: _SlowLane | None
 ) -> dict[int, dict[str, Any]]:
     """Return a reader's records from an offset on, by offset."""
-    reader, found = opened.reader(partition, offset, ahead), dict[int, dict[str, Any]]()
+    reader, records = opened.reader(partition, offset, ahead), dict[int, dict[str, Any]]()
     while (read := _next(reader.poll, slow)).following > offset:
         if read.batch is not None:
-            _put(found, read.batch, offset, read.following)
+            _put(records, read.batch, offset, read.following)
         offset = read.following
     reader.close()
-    return found
+    return records
 
 
 def _next(poll: Callable[[int], Read | None], slow: _SlowLane | None) -> Read:
@@ -214,27 +214,29 @@ def knows_itself_again(kit: SourceKit) -> None:
 def has_what_its_traits_name_when_it_is_open(kit: SourceKit) -> None:
     """Its reports about partitions are consistent: `whole_from`, `gone`, `watermark`, `kept` and `appeared`."""
     source = kit.source()
-    with _opened(kit) as opened:
-        for partition in opened.partitions():
-            assert same_from(opened, partition) >= opened.retention_start(partition)
-            assert opened.gone(partition) is None
-            at = opened.watermark(partition, opened.retention_start(partition))
+    with _opened(kit) as open_source:
+        for partition in open_source.partitions():
+            assert same_from(open_source, partition) >= open_source.retention_start(partition)
+            assert open_source.gone(partition) is None
+            at = open_source.watermark(partition, open_source.retention_start(partition))
             assert at is None or isinstance(at, int)
         if source.traits.paced:
-            _counts_what_has_appeared(source, opened)
+            _counts_what_has_appeared(source, open_source)
         else:
-            starts = {each: opened.retention_start(each) for each in opened.partitions()}
-            assert dict(opened.appeared(starts)) == dict(opened.end_offsets()), "without a rate all records are there"
+            starts = {each: open_source.retention_start(each) for each in open_source.partitions()}
+            assert dict(open_source.appeared(starts)) == dict(open_source.end_offsets()), (
+                "without a rate all records are there"
+            )
         if source.traits.removes_old:
-            kept = opened.kept(60.0)
-            assert {each: at.first for each, at in kept.items()} == {
-                each: opened.retention_start(each) for each in kept
+            retention = open_source.kept(60.0)
+            assert {each: at.first for each, at in retention.items()} == {
+                each: open_source.retention_start(each) for each in retention
             }
-            assert {each: at.end for each, at in kept.items()} == opened.end_offsets()
+            assert {each: at.end for each, at in retention.items()} == open_source.end_offsets()
 
 
 def _counts_what_has_appeared(source: Source, opened: OpenSource) -> None:
-    found, starts = _all(opened), {each: opened.retention_start(each) for each in opened.partitions()}
+    records, starts = _all(opened), {each: opened.retention_start(each) for each in opened.partitions()}
     ends = opened.appeared(starts)
     assert sorted(ends) == sorted(starts)
     later = opened.appeared({partition: start + 1_000 for partition, start in starts.items()})
@@ -242,7 +244,7 @@ def _counts_what_has_appeared(source: Source, opened: OpenSource) -> None:
     source = source.unpaced(ends)
     assert not source.traits.paced
     there = source.open()
-    for partition, rows in found.items():
+    for partition, rows in records.items():
         assert all(offset < ends[partition] for offset in rows)
         again = _rows(there, partition, starts[partition]) if ends[partition] > starts[partition] else {}
         assert {at: row for at, row in again.items() if at in rows} == rows
@@ -253,15 +255,15 @@ def takes_more_records_behind_those_it_has(kit: SourceKit) -> None:
     """Records that are added do not change the records before them or the identity of the source."""
     if kit.append is None:
         pytest.skip("missing: a source to which records are added while it is open")
-    with _opened(kit) as opened:
-        before = _all(opened)
-        known = {p: opened.identity(p, max(rows) + 1) for p, rows in before.items() if rows}
+    with _opened(kit) as open_source:
+        before = _all(open_source)
+        identities = {p: open_source.identity(p, max(rows) + 1) for p, rows in before.items() if rows}
         kit.append()
-        after = _all(opened)
+        after = _all(open_source)
         assert sum(map(len, after.values())) > sum(map(len, before.values()))
         for partition, rows in before.items():
             assert {at: row for at, row in after[partition].items() if at in rows} == rows
-            assert partition not in known or opened.changed(known[partition]) is None
+            assert partition not in identities or open_source.changed(identities[partition]) is None
 
 
 def reads_a_partition_that_is_added(kit: SourceKit) -> None:
@@ -270,7 +272,7 @@ def reads_a_partition_that_is_added(kit: SourceKit) -> None:
         pytest.skip("missing: a source to which partitions are added while it is open")
     with _opened(kit) as driver, _opened(kit) as worker:
         before = _all(worker)
-        known = {p: worker.identity(p, max(rows) + 1) for p, rows in before.items() if rows}
+        identities = {p: worker.identity(p, max(rows) + 1) for p, rows in before.items() if rows}
         assert sorted(driver.partitions()) == sorted(before)
         kit.add_partition()
         there = driver.partitions()
@@ -283,7 +285,7 @@ def reads_a_partition_that_is_added(kit: SourceKit) -> None:
             assert worker.end_offsets()[partition] > max(rows) and not worker.ended(partition, first)
             assert driver.changed(worker.identity(partition, max(rows) + 1)) is None
         assert {each: _rows(driver, each, driver.retention_start(each)) for each in before} == before
-        assert all(driver.changed(identity) is None for identity in known.values())
+        assert all(driver.changed(identity) is None for identity in identities.values())
 
 
 PROMISES: tuple[Promise, ...] = (

@@ -31,15 +31,15 @@ def followed_us(plan: Plan, spec: SourceSpec, tables: Sequence[pa.Table], told: 
     intake = Intake(
         replace(spec, on_error="drop"), plan.fragments[spec.fragment].schema, Letters(), plan.event_times_held()
     )
-    found = list[int]()
+    watermarks_us = list[int]()
     for table, at_us in zip(tables, told, strict=True):
-        known = [at_us] if at_us is not None else []
+        times_us = [at_us] if at_us is not None else []
         for batch in table.combine_chunks().to_batches():
-            known += _through(spec, intake.take(batch, Arrival())[0])
-        if not known:
+            times_us += _through(spec, intake.take(batch, Arrival())[0])
+        if not times_us:
             return None
-        found.append(max(known))
-    return min(found, default=None)
+        watermarks_us.append(max(times_us))
+    return min(watermarks_us, default=None)
 
 
 def _through(spec: SourceSpec, rows: pa.RecordBatch) -> list[int]:

@@ -97,12 +97,12 @@ class Calendar:
         """Return the first instant of each date."""
         naive = dates.cast(pl.Datetime("us"))
         begins = naive.dt.replace_time_zone(self.tz, ambiguous="earliest", non_existent="null")
-        found = begins.cast(pl.Int64)
+        instants = begins.cast(pl.Int64)
         if begins.null_count():  # clocks jump over midnight, or from before it to after it
             jumps = self._jumps(dates.filter(begins.is_null()).unique())
             jumped = dates.replace_strict(*jumps, default=0)
-            found = pl.select(pl.when(begins.is_null()).then(jumped).otherwise(found)).to_series()
-        return found.to_numpy()
+            instants = pl.select(pl.when(begins.is_null()).then(jumped).otherwise(instants)).to_series()
+        return instants.to_numpy()
 
     def _jumps(self, dates: pl.Series) -> tuple[pl.Series, pl.Series]:
         """Return dates without a midnight, and when each begins: when clocks first show it or a later one.

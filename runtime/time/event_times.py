@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from holdfast.arguments import checked
 from holdfast.errors import ConfigError, JobFailed, Where
-from holdfast.runtime.rows.expressions import Column, columns_of
+from holdfast.runtime.rows.expressions import ProjectedColumn, columns_of
 from holdfast.runtime.time.windows import TIME
 
 EVENT_TIME = "event_time"
@@ -49,7 +49,7 @@ def device_clock(event: str, sent: str, received: str) -> pl.Expr:
     return known.alias(EVENT_TIME)
 
 
-def computed_time(expr: pl.Expr, schema: pa.Schema, where: str) -> Column:
+def computed_time(expr: pl.Expr, schema: pa.Schema, where: str) -> ProjectedColumn:
     """Return the column of an event time that is computed from the columns of a source.
 
     Raises:
@@ -62,10 +62,10 @@ def computed_time(expr: pl.Expr, schema: pa.Schema, where: str) -> Column:
             not_done="the job was not planned",
             next_step='name it with .alias("at")',
         )
-    return Column(column.name, column.expr, pa.field(column.name, TIME, nullable=False), None)
+    return ProjectedColumn(column.name, column.expr, pa.field(column.name, TIME, nullable=False), None)
 
 
-def watermark_of(given: str | pl.Expr, schema: pa.Schema, where: str) -> Column:
+def watermark_of(given: str | pl.Expr, schema: pa.Schema, where: str) -> ProjectedColumn:
     """Return the watermarks of records.
 
     Args:
@@ -77,7 +77,7 @@ def watermark_of(given: str | pl.Expr, schema: pa.Schema, where: str) -> Column:
     return _column(columns_of((), {"watermark": given}, schema, f"{where}: watermark"), where, "watermark")
 
 
-def times_of(column: Column, batch: pa.RecordBatch, source: str, job: str | None) -> pa.Array:
+def times_of(column: ProjectedColumn, batch: pa.RecordBatch, source: str, job: str | None) -> pa.Array:
     """Return the times of every record of a batch, as timestamp[us, UTC].
 
     Raises:
@@ -98,7 +98,7 @@ def times_of(column: Column, batch: pa.RecordBatch, source: str, job: str | None
     return times.rechunk().to_arrow(compat_level=pl.CompatLevel.oldest()).cast(TIME)
 
 
-def _column(columns: Sequence[Column], where: str, role: str) -> Column:
+def _column(columns: Sequence[ProjectedColumn], where: str, role: str) -> ProjectedColumn:
     (column,) = columns
     fault = None
     if column.field.type != TIME:

@@ -37,7 +37,7 @@ BUCKETS_KEPT = 8
 """A bucket is no shorter than this part of the time for which rows are kept."""
 
 
-class Bound(Protocol):
+class JoinBound(Protocol):
     """Keeps the state of a join finite."""
 
     kind: ClassVar[str]
@@ -174,16 +174,16 @@ def between(lower: Duration, upper: Duration) -> Between:
     """
     where = f"of hf.between at {position()}"
     lower_us, upper_us = _signed_us(lower, f"lower {where}"), _signed_us(upper, f"upper {where}")
-    given = f"between({lower!r}, {upper!r})"
+    call_text = f"between({lower!r}, {upper!r})"
     if lower_us > upper_us:
         raise ConfigError(
-            f"{given}: the lower bound is above the upper bound",
+            f"{call_text}: the lower bound is above the upper bound",
             not_done="the job was not planned",
             next_step='exchange them, for example between("-5m", "5m")',
         )
     if max(abs(lower_us), abs(upper_us)) * 4 > LENGTH_MAX_US:
         raise ConfigError(
-            f"{given}: the bounds are longer than 250 years",
+            f"{call_text}: the bounds are longer than 250 years",
             not_done="the job was not planned",
             next_step="give shorter durations, for how long a row waits for its partners",
         )

@@ -131,12 +131,12 @@ def takes_matches(function: Callable[..., Any]) -> bool | None:
     except (TypeError, ValueError):
         return False  # some functions written in C have no signature
     by_place = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
-    required = sum(each.default is each.empty for each in by_place)
-    if any(each.kind is each.KEYWORD_ONLY and each.default is each.empty for each in parameters) or required > 2:
+    required_count = sum(each.default is each.empty for each in by_place)
+    if any(each.kind is each.KEYWORD_ONLY and each.default is each.empty for each in parameters) or required_count > 2:
         return None
     if not by_place and not any(each.kind is each.VAR_POSITIONAL for each in parameters):
         return None
-    return required == 2
+    return required_count == 2
 
 
 def _step(how: str, name: str, where: tuple[Any, ...]) -> PatternStep:

@@ -32,7 +32,7 @@ ALWAYS_LEFT = 1 << 62
 """How many records a partition of a boundless source has left."""
 
 
-class Reached(NamedTuple):
+class PartitionProgress(NamedTuple):
     """How far a partition is read."""
 
     offset: int
@@ -66,7 +66,7 @@ class Look:
     """Progress of the partitions as known at one time."""
 
     at: float
-    partitions: Mapping[Place, Reached]
+    partitions: Mapping[Place, PartitionProgress]
 
 
 LATELY = 15
@@ -99,20 +99,20 @@ def looked(state: Aligned, look: Look, groups: Iterable[Group]) -> Aligned:
     gains = {group: _gained(state, look, before, group) for group in groups}
     stands: dict[Place, tuple[int, float]] = {}
     limits: dict[Group, Limit] = {}
-    for group, known in gains.items():
+    for group, group_gains in gains.items():
         slowest = _slowest(state, look, before, group, stands)
         if slowest is None:
             continue
         now_us = _time(look.partitions[slowest])
-        if known or now_us == NEVER_US:
-            limits[group] = Limit(slowest, now_us + (known[0][1] if known else 0))
+        if group_gains or now_us == NEVER_US:
+            limits[group] = Limit(slowest, now_us + (group_gains[0][1] if group_gains else 0))
     return Aligned(state.window, looks, gains, stands, limits)
 
 
 def _slowest(
     state: Aligned,
     look: Look,
-    before: Mapping[Place, Reached],
+    before: Mapping[Place, PartitionProgress],
     group: Group,
     stands: dict[Place, tuple[int, float]],
 ) -> Place | None:
@@ -128,19 +128,21 @@ def _slowest(
     return None
 
 
-def _gained(state: Aligned, look: Look, before: Mapping[Place, Reached], group: Group) -> tuple[tuple[float, int], ...]:
+def _gained(
+    state: Aligned, look: Look, before: Mapping[Place, PartitionProgress], group: Group
+) -> tuple[tuple[float, int], ...]:
     """Return the gains that count, with that of the window which ends now."""
     since = look.at - LATELY * state.window
-    kept = [(at, gain) for at, gain in state.gains.get(group, ()) if since <= at < look.at]
+    recent_gains = [(at, gain) for at, gain in state.gains.get(group, ()) if since <= at < look.at]
     timed = (place for place in look.partitions if place[0] in group.sources and place in before)
     known = [(_time(before[place]), _time(look.partitions[place])) for place in timed]
     gain = max((now - then for then, now in known if then != NEVER_US), default=None)
     if gain is None:
-        return tuple(kept)
-    return (*(each for each in kept if each[1] > gain), (look.at, max(0, gain)))
+        return tuple(recent_gains)
+    return (*(each for each in recent_gains if each[1] > gain), (look.at, max(0, gain)))
 
 
-def _is_behind(place: Place, look: Look, before: Mapping[Place, Reached]) -> bool:
+def _is_behind(place: Place, look: Look, before: Mapping[Place, PartitionProgress]) -> bool:
     """Return whether records are unread that existed when the window began; not known of a partition that is new."""
     if place not in before:
         return False
@@ -148,5 +150,5 @@ def _is_behind(place: Place, look: Look, before: Mapping[Place, Reached]) -> boo
     return now.left > 0 and then.left > max(0, now.offset - then.offset)
 
 
-def _time(reached: Reached) -> int:
+def _time(reached: PartitionProgress) -> int:
     return NEVER_US if reached.watermark is None else reached.watermark

@@ -159,7 +159,7 @@ class Hopping:
 
 
 @dataclass(frozen=True)
-class Session:
+class SessionWindows:
     """Windows of one key that end `gap_us` after their last record; records no farther apart are in one window."""
 
     gap_us: int
@@ -330,16 +330,16 @@ def hopping(size: Duration, every: Duration) -> Hopping:
     """
     where = f"of hf.hopping at {position()}"
     size_us, every_us = 1_000 * duration_ms(size, f"size {where}"), 1_000 * duration_ms(every, f"every {where}")
-    given = f"hopping({size!r}, every={every!r})"
+    call_text = f"hopping({size!r}, every={every!r})"
     if every_us <= 0 or size_us <= 0 or size_us % every_us:
         raise ConfigError(
-            f"{given}: the size must be a multiple of every, and both above 0",
+            f"{call_text}: the size must be a multiple of every, and both above 0",
             not_done="the job was not planned",
             next_step='use, for example, hopping("10s", every="2s"); for windows without overlap, hf.tumbling(size)',
         )
     if size_us // every_us > OVERLAP_MAX:
         raise ConfigError(
-            f"{given}: {size_us // every_us:,} windows would overlap; at most {OVERLAP_MAX:,} may",
+            f"{call_text}: {size_us // every_us:,} windows would overlap; at most {OVERLAP_MAX:,} may",
             not_done="the job was not planned",
             next_step="let windows start less often, or make them shorter",
         )
@@ -368,7 +368,7 @@ def sliding(size: Duration) -> Sliding:
 
 
 @checked("hf.session", '("30m")')
-def session(gap: Duration) -> Session:
+def session(gap: Duration) -> SessionWindows:
     """Windows per key that end when no record came for this long: `session("30m")`.
 
     A window begins with its first record and ends `gap` after its last one. Records of a key that are at most `gap`
@@ -384,4 +384,4 @@ def session(gap: Duration) -> Session:
             not_done="the job was not planned",
             next_step='use, for example, session("30m")',
         )
-    return Session(gap_us)
+    return SessionWindows(gap_us)

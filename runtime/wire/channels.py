@@ -107,7 +107,7 @@ def size_of(frame: Frame) -> int:
     return 64 if isinstance(frame, Barrier | Watermark) else int(frame.nbytes) + 64
 
 
-class Queue:
+class FrameQueue:
     """One channel's frames in memory, bounded in bytes. One thread may put while another takes, no more."""
 
     def __init__(self, bytes_max: int = CHANNEL_BYTES_MAX) -> None:
@@ -142,19 +142,19 @@ class MemoryNetwork:
     """Channels between workers in one process: the test driver's network."""
 
     def __init__(self) -> None:
-        self._queues: dict[tuple[Generation, ChannelId], Queue] = {}
+        self._queues: dict[tuple[Generation, ChannelId], FrameQueue] = {}
 
     def open(self, request: OpenLinks) -> Links:
         """Open the channels; a peer that opens later finds what was put before."""
         for old in [key for key in self._queues if key[0] < request.generation]:
             del self._queues[old]
         wanted = (*request.inputs, *request.outputs)
-        queues = {c: self._queues.setdefault((request.generation, c), Queue()) for c in wanted}
+        queues = {c: self._queues.setdefault((request.generation, c), FrameQueue()) for c in wanted}
         return _MemoryLinks(queues)
 
 
 class _MemoryLinks:
-    def __init__(self, queues: dict[ChannelId, Queue]) -> None:
+    def __init__(self, queues: dict[ChannelId, FrameQueue]) -> None:
         self._queues = queues
 
     def take(self, channel: ChannelId) -> Frame | None:

@@ -116,10 +116,10 @@ class _ThreadLane:
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
-            work, done = job
+            work, callback = job
             result: object
             try:
                 result = work()
             except BaseException as error:  # noqa: BLE001 - the loop decides; an extension's panic is not an Exception
                 result = error
-            self._mailbox.post(lambda done=done, result=result: done(result))  # type: ignore[misc]
+            self._mailbox.post(lambda done=callback, result=result: done(result))  # type: ignore[misc]

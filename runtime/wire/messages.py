@@ -35,11 +35,11 @@ from holdfast.runtime.wire.vitals import UNKNOWN, At
 from holdfast.sinks.contract.owners import NO_CLAIM, Claim
 
 
-class Message(msgspec.Struct, frozen=True, tag=True):
+class ControlMessage(msgspec.Struct, frozen=True, tag=True):
     """Any message on the control stream."""
 
 
-class Register(Message, frozen=True):
+class Register(ControlMessage, frozen=True):
     """A worker has started and can take a subtask."""
 
     worker: WorkerId
@@ -51,7 +51,7 @@ class Register(Message, frozen=True):
     data_address: tuple[str, int]
 
 
-class Companion(Message, frozen=True):
+class Companion(ControlMessage, frozen=True):
     """A companion process reports for this worker when the worker cannot."""
 
     worker: WorkerId
@@ -94,7 +94,7 @@ class PartitionTime(msgspec.Struct, frozen=True):
     """The source's event time waits for this partition."""
 
 
-class Progress(msgspec.Struct, frozen=True):
+class WorkerProgress(msgspec.Struct, frozen=True):
     """The progress of a worker in this generation, for display."""
 
     records_in: int = 0
@@ -134,7 +134,7 @@ class Progress(msgspec.Struct, frozen=True):
     """The next step, for each source with an error."""
 
 
-class Copied(msgspec.Struct, frozen=True):
+class StandbyCopy(msgspec.Struct, frozen=True):
     """A standby's copy of the state of one subtask."""
 
     subtask: Subtask
@@ -153,7 +153,7 @@ class BrokenLink(msgspec.Struct, frozen=True):
     """The peer's machine answered nothing; else its system, or something between, ended or refused the connection."""
 
 
-class Heartbeat(Message, frozen=True):
+class Heartbeat(ControlMessage, frozen=True):
     """The worker is alive; with its progress and problems."""
 
     worker: WorkerId
@@ -163,7 +163,7 @@ class Heartbeat(Message, frozen=True):
     broken: bool
     """A data channel of this generation broke; the subtask takes no more records in it."""
     delivered: tuple[Confirmed, ...]
-    progress: Progress
+    progress: WorkerProgress
     caught_up: bool = False
     """Every source partition is read to its end, or as far as the deployment allows."""
     quiet: Epoch = NO_EPOCH
@@ -173,13 +173,13 @@ class Heartbeat(Message, frozen=True):
     wants_barrier: bool = False
     """The next barrier should not wait until it is due: changes since the last one take much memory or, in microbatch
     mode, records wait to be read."""
-    copies: tuple[Copied, ...] = ()
+    copies: tuple[StandbyCopy, ...] = ()
     """The copies that a standby holds."""
     broken_to: tuple[BrokenLink, ...] = ()
     """With `broken`: the peers, if channels broke."""
 
 
-class Ready(Message, frozen=True):
+class Ready(ControlMessage, frozen=True):
     """The subtask has its state and takes records."""
 
     worker: WorkerId
@@ -189,7 +189,7 @@ class Ready(Message, frozen=True):
     took_ms: int
 
 
-class Ack(Message, frozen=True):
+class Ack(ControlMessage, frozen=True):
     """The subtask's part of an epoch is durable."""
 
     worker: WorkerId
@@ -202,7 +202,7 @@ ENDED = "error"
 """The kind of an error that no code expected: it ends the worker's process, whichever generation that is in."""
 
 
-class Failed(Message, frozen=True):
+class Failed(ControlMessage, frozen=True):
     """The worker cannot continue in this generation."""
 
     worker: WorkerId
@@ -212,7 +212,7 @@ class Failed(Message, frozen=True):
     """A retry would fail in the same way."""
 
 
-class Vitals(Message, frozen=True):
+class Vitals(ControlMessage, frozen=True):
     """Observations of the companion process about its worker; they belong to no generation."""
 
     worker: WorkerId
@@ -229,7 +229,7 @@ class Vitals(Message, frozen=True):
     """How the process ended, if that is known already."""
 
 
-class Active(msgspec.Struct, frozen=True, tag="active"):
+class ActiveRole(msgspec.Struct, frozen=True, tag="active"):
     """A worker that runs this subtask."""
 
     subtask: Subtask
@@ -241,7 +241,7 @@ class Standby(msgspec.Struct, frozen=True, tag="standby"):
     follows: tuple[Subtask, ...]
 
 
-Role = Active | Standby
+Role = ActiveRole | Standby
 """A worker's role in a generation."""
 
 
@@ -301,7 +301,7 @@ class TopicState(msgspec.Struct, frozen=True):
         return subtask if self.committer is None else self.committer
 
 
-class Deploy(Message, frozen=True):
+class Deploy(ControlMessage, frozen=True):
     """Run this subtask in this generation: roll back to the base, or restore it."""
 
     job_uuid: JobUuid
@@ -309,7 +309,7 @@ class Deploy(Message, frozen=True):
     timeline: Timeline
     first_epoch: Epoch
     base_epoch: Epoch
-    role: Active
+    role: ActiveRole
     peers: tuple[Peer, ...]
     handle: SnapshotHandle
     positions: tuple[SourcePosition, ...]
@@ -337,7 +337,7 @@ class Deploy(Message, frozen=True):
         return self.role.subtask
 
 
-class Follow(Message, frozen=True):
+class Follow(ControlMessage, frozen=True):
     """Bring the copy of one subtask's state to this completed epoch, as a standby."""
 
     job_uuid: JobUuid
@@ -368,7 +368,7 @@ class Assigned(msgspec.Struct, frozen=True):
     subtask: Subtask
 
 
-class Trigger(Message, frozen=True):
+class Trigger(ControlMessage, frozen=True):
     """Close the epoch: sources send this barrier."""
 
     generation: Generation
@@ -379,7 +379,7 @@ class Trigger(Message, frozen=True):
     """Partitions to read from the next epoch on; repeated until an epoch that carried them completes (P12)."""
 
 
-class Committed(Message, frozen=True):
+class Committed(ControlMessage, frozen=True):
     """The epoch is committed: a hint, except at the end of a run, when no barrier announces it (P9)."""
 
     generation: Generation
@@ -388,7 +388,7 @@ class Committed(Message, frozen=True):
     """SHA-256 of the epoch's manifest."""
 
 
-class Deliver(Message, frozen=True):
+class Deliver(ControlMessage, frozen=True):
     """Deliver this committed output: that of all writers of sinks that have one committer, which this worker hosts.
 
     The driver repeats it until it is confirmed, oldest epochs first and without a gap.
@@ -398,7 +398,7 @@ class Deliver(Message, frozen=True):
     pending: tuple[Pending, ...]
 
 
-class EndInput(Message, frozen=True):
+class EndInput(ControlMessage, frozen=True):
     """The input of every source ends after the last record that exists when this message first arrives."""
 
     generation: Generation
@@ -406,14 +406,14 @@ class EndInput(Message, frozen=True):
     """The input ends at the current positions instead; unread records stay unread."""
 
 
-class Expired(Message, frozen=True):
+class BeforeImagesExpired(ControlMessage, frozen=True):
     """No rewind can reach this tag any more: before-images up to it are no longer needed."""
 
     generation: Generation
     through: Tag
 
 
-class HoldBack(Message, frozen=True):
+class HoldBack(ControlMessage, frozen=True):
     """Partitions of these sources whose watermarks are later than this are not read for so many seconds at most."""
 
     generation: Generation
@@ -421,21 +421,21 @@ class HoldBack(Message, frozen=True):
     lasts_s: float
 
 
-class Pulse(Message, frozen=True):
+class Pulse(ControlMessage, frozen=True):
     """The driver is alive."""
 
     behind: bool = False
     """So much output of sinks that have one committer waits for delivery that sources stop (P18)."""
 
 
-class Exit(Message, frozen=True):
+class Exit(ControlMessage, frozen=True):
     """Leave: the run is over, or this worker was replaced."""
 
     reason: str
 
 
 FromWorker = Register | Heartbeat | Ready | Ack | Failed | Vitals
-FromDriver = Deploy | Follow | Trigger | Committed | Deliver | EndInput | Expired | HoldBack | Pulse | Exit
+FromDriver = Deploy | Follow | Trigger | Committed | Deliver | EndInput | BeforeImagesExpired | HoldBack | Pulse | Exit
 
 # Built here, before any thread starts: msgspec resolves a type when it first decodes one, and two threads that do so
 # at the same time crash the process.

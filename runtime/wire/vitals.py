@@ -74,7 +74,7 @@ def advice_for(state: State) -> str:
 
 
 @dataclass(frozen=True)
-class Seen:
+class Observation:
     """One observation of the worker."""
 
     at: float
@@ -89,7 +89,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Limits:
+class CompanionLimits:
     """Settings of a companion, in seconds."""
 
     every: float
@@ -99,7 +99,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Watch:
+class VitalsWatch:
     """The state of the worker as of the last observation."""
 
     looked: float
@@ -108,14 +108,14 @@ class Watch:
     """How long the worker has not beaten although it could run."""
 
 
-def look(watch: Watch, seen: Seen, limits: Limits) -> tuple[Watch, State | None]:
+def look(watch: VitalsWatch, seen: Observation, limits: CompanionLimits) -> tuple[VitalsWatch, State | None]:
     """Take one observation.
 
     Returns:
         The report on the worker, None if the worker reports itself. `held`: it is alive and its interpreter is held.
         `hung` and `lost`: it must also be killed, after `hung_after` or because the driver has dismissed it. `ended`.
     """
-    passed = min(seen.at - watch.looked, 2 * limits.every)
+    elapsed_s = min(seen.at - watch.looked, 2 * limits.every)
     watch = replace(watch, looked=seen.at)
     if not seen.alive:
         return watch, "ended"
@@ -123,7 +123,7 @@ def look(watch: Watch, seen: Seen, limits: Limits) -> tuple[Watch, State | None]
         return replace(watch, beats=seen.beats, held=0.0), None
     if seen.stopped:
         return watch, None
-    watch = replace(watch, held=watch.held + passed)
+    watch = replace(watch, held=watch.held + elapsed_s)
     if watch.held > limits.hung_after:
         return watch, "hung"
     if not seen.linked and watch.held > limits.session_timeout:

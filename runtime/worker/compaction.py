@@ -23,14 +23,14 @@ from holdfast.model import NO_EPOCH, Epoch, ObjectRef, SegmentRef, WorkerId
 from holdfast.ports import ObjectStore
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.wire.messages import Deploy
-from holdfast.runtime.worker.target import Target, cut_of
+from holdfast.runtime.worker.target import StateTarget, cut_of
 from holdfast.runtime.worker.topic import Older, older
 from holdfast.sinks.contract.changelogs import CompactedMeanwhile
 from holdfast.state.changelog import SegmentHeader
 from holdfast.state.compact import compact
 from holdfast.state.store import Piece, StateStore
 from holdfast.state.tables.spec import TableSpec
-from holdfast.storage.hashing import Sink, Tee
+from holdfast.storage.hashing import ByteSink, Tee
 
 Read: TypeAlias = Callable[[ObjectRef], pa.NativeFile]
 """Opens an object for reads at any place, after verifying all of it."""
@@ -62,13 +62,13 @@ class CompactJob:
         )
         folder = "base" if merge.follows == NO_EPOCH else "merged"
         path = f"{folder}/{deploy.generation:08d}/{merge.through:012d}/{self.worker}.segment"
-        owned = deploy.handle.key_groups
-        ordered = sorted(merge.pieces, key=lambda piece: piece.epoch)
+        key_groups = deploy.handle.key_groups
+        merge_pieces = sorted(merge.pieces, key=lambda piece: piece.epoch)
 
-        def merged_into(out: Sink) -> None:
+        def merged_into(out: ByteSink) -> None:
             with ExitStack() as stack:
-                opened = (stack.enter_context(open_verified(store, piece.object)) for piece in ordered)
-                spans = (piece.key_groups or owned for piece in ordered)
+                opened = (stack.enter_context(open_verified(store, piece.object)) for piece in merge_pieces)
+                spans = (piece.key_groups or key_groups for piece in merge_pieces)
                 copy = Tee(out, self.copied_max)
                 compact(header, zip(opened, spans, strict=True), self.specs, copy)
                 self.data = copy.data
@@ -80,7 +80,7 @@ class CompactJob:
 def restore(
     store: StateStore,
     plan: Plan,
-    target: Target,
+    target: StateTarget,
     read: Read,
     advanced: Callable[[int, int], object] = lambda *_: None,
     based: Epoch | None = None,
@@ -112,35 +112,35 @@ def _restore(
     advanced: Callable[[int, int], object],
     based: Epoch | None,
 ) -> None:
-    target, found = past.target, past.newer
-    owned = target.handle.key_groups
+    target, newer_pieces = past.target, past.newer
+    key_groups = target.handle.key_groups
     if based is not None:
-        found = tuple(piece for piece in found if piece.epoch > based)
-    stored = sum(piece.object.size for piece in found)
-    done, total = 0, stored
+        newer_pieces = tuple(piece for piece in newer_pieces if piece.epoch > based)
+    piece_bytes = sum(piece.object.size for piece in newer_pieces)
+    restored_bytes, total = 0, piece_bytes
 
     def of_topic(done_bytes: int, all_bytes: int) -> None:
-        nonlocal done, total
-        done, total = done_bytes, all_bytes + stored
-        advanced(done, total)
+        nonlocal restored_bytes, total
+        restored_bytes, total = done_bytes, all_bytes + piece_bytes
+        advanced(restored_bytes, total)
 
     def pieces_of() -> Iterator[Piece]:
-        nonlocal done, total
-        yield from past.pieces(based or NO_EPOCH, found, of_topic)
-        total = done + stored
-        for piece in found:
+        nonlocal restored_bytes, total
+        yield from past.pieces(based or NO_EPOCH, newer_pieces, of_topic)
+        total = restored_bytes + piece_bytes
+        for piece in newer_pieces:
             with read(piece.object) as file:
-                yield Piece(file, piece.key_groups or owned)
-            done += piece.object.size
-            advanced(done, total)
+                yield Piece(file, piece.key_groups or key_groups)
+            restored_bytes += piece.object.size
+            advanced(restored_bytes, total)
 
     if based is None:
-        store.restore(target.base_epoch, pieces_of(), lambda: advanced(done, total))
+        store.restore(target.base_epoch, pieces_of(), lambda: advanced(restored_bytes, total))
     elif based < target.base_epoch:
-        store.follow(target.base_epoch, pieces_of(), lambda: advanced(done, total))
+        store.follow(target.base_epoch, pieces_of(), lambda: advanced(restored_bytes, total))
 
 
-def reaches(plan: Plan, target: Target, epoch: Epoch) -> bool:
+def reaches(plan: Plan, target: StateTarget, epoch: Epoch) -> bool:
     """Return whether a target can be reached from state as of this epoch, by what is stored after it.
 
     Not over a base, which does not record what was deleted in between; nor if the topic is compacted beyond the epoch.
@@ -152,7 +152,7 @@ def reaches(plan: Plan, target: Target, epoch: Epoch) -> bool:
 
 
 @dataclass(frozen=True)
-class Beyond:
+class CatchUpPieces:
     """The changes from state as of an epoch to a target: records of the topic, then pieces, which are open."""
 
     records: Iterator[Piece]
@@ -165,20 +165,20 @@ class Beyond:
 
 def opened_beyond(
     plan: Plan,
-    target: Target,
+    target: StateTarget,
     epoch: Epoch,
     read: Read,
     held: ExitStack,
     bytes_max: int | None = None,
     advanced: Callable[[int, int], object] = lambda *_: None,
-) -> Beyond | None:
+) -> CatchUpPieces | None:
     """Open the pieces that bring state as of this epoch to the target, until `held` closes; None if no pieces do.
 
     They do not if one is a base: it does not record what was deleted in between; nor if the topic is compacted beyond
     the epoch. Nor if they are larger than `bytes_max` together.
     """
     if (stored := _joining(target, epoch, read, held, bytes_max)) is not None:
-        return Beyond(iter(()), stored)
+        return CatchUpPieces(iter(()), stored)
     past = older(plan, target)
     newer = tuple(piece for piece in past.newer if piece.epoch > epoch)
     large = bytes_max is not None and sum(piece.object.size for piece in newer) > bytes_max
@@ -186,11 +186,11 @@ def opened_beyond(
         return None
     if not past.usable(epoch, target.handle.key_groups):
         return None
-    return Beyond(past.pieces(epoch, newer, advanced), _opened(target, newer, read, held))
+    return CatchUpPieces(past.pieces(epoch, newer, advanced), _opened(target, newer, read, held))
 
 
 def _joining(
-    target: Target, epoch: Epoch, read: Read, held: ExitStack, bytes_max: int | None
+    target: StateTarget, epoch: Epoch, read: Read, held: ExitStack, bytes_max: int | None
 ) -> tuple[Piece, ...] | None:
     """Open the newer pieces if they are all that is needed although a topic has others; None if they are not.
 
@@ -207,7 +207,7 @@ def _joining(
         return None  # the topic may have it
 
 
-def _opened(target: Target, refs: Iterable[SegmentRef], read: Read, held: ExitStack) -> tuple[Piece, ...]:
+def _opened(target: StateTarget, refs: Iterable[SegmentRef], read: Read, held: ExitStack) -> tuple[Piece, ...]:
     owned = target.handle.key_groups
     return tuple(Piece(held.enter_context(read(p.object)), p.key_groups or owned) for p in refs)
 

@@ -23,7 +23,7 @@ from holdfast.runtime.plan.model import SinkSpec
 from holdfast.runtime.plan.topic import outputs_of
 from holdfast.runtime.wire.messages import Deploy
 from holdfast.runtime.worker.immediate import ImmediateWrites
-from holdfast.runtime.worker.ports import Ports
+from holdfast.runtime.worker.ports import SubtaskPorts
 from holdfast.runtime.worker.under_way import UnderWay
 from holdfast.sinks.contract.accepting import CONVERSION, undeliverable
 from holdfast.sinks.contract.owners import NEVER, Claim
@@ -38,7 +38,7 @@ class Deliveries:
     def __init__(
         self,
         plan: Plan,
-        ports: Ports,
+        ports: SubtaskPorts,
         after: Callable[[float, Callable[[], object]], None],
         confirmed: Callable[[Writer, Tag], None],
         fail: Callable[[BaseException], None],
@@ -73,7 +73,9 @@ class Deliveries:
             self._timeline = deploy.timeline
             self._machines, self._confirmed, self._by_manifest, self._errors = {}, {}, {}, {}
         # A machine that gave up starts over: the driver that started this generation may not know why it did.
-        gave_up = [writer for writer, machine in self._machines.items() if isinstance(machine, delivery.Stopped)]
+        gave_up = [
+            writer for writer, machine in self._machines.items() if isinstance(machine, delivery.DeliveryStopped)
+        ]
         for writer in gave_up:
             del self._machines[writer]
         for done in deploy.confirmed:
@@ -134,8 +136,8 @@ class Deliveries:
             match effect:
                 case delivery.Open():
                     self._submit(writer, lambda: self._target(writer).delivered(), self._opened)
-                case delivery.Attempt(epochs):
-                    assert isinstance(machine, delivery.Delivering)
+                case delivery.AttemptDelivery(epochs):
+                    assert isinstance(machine, delivery.DeliveryRunning)
                     attempt = partial(self._attempt, writer, epochs, machine.floor or NEVER)
                     self._submit(writer, attempt, self._attempted)
                 case delivery.Confirm(_, tag):
@@ -251,7 +253,7 @@ class Deliveries:
             raise error
         self._errors[writer.sink] = error
         permanent = not isinstance(error, Unavailable)
-        self._step(writer, delivery.Failed(error.report(), permanent))
+        self._step(writer, delivery.AttemptFailed(error.report(), permanent))
 
 
 def _sweep(uploads: Uploader, name: str, deploy: Deploy) -> None:

@@ -30,9 +30,9 @@ from holdfast.model import NO_EPOCH, Epoch, Generation, Subtask, WorkerId
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.worker.compaction import opened_beyond, reading
-from holdfast.runtime.worker.local.opened import Opened
-from holdfast.runtime.worker.ports import Ports
-from holdfast.runtime.worker.target import Target, cut_of
+from holdfast.runtime.worker.local.opened import OpenStore
+from holdfast.runtime.worker.ports import SubtaskPorts
+from holdfast.runtime.worker.target import StateTarget, cut_of
 
 RETRY_S = 1.0
 """Time between two attempts to read a root that is unreachable."""
@@ -44,7 +44,7 @@ class _Superseded(Exception):
     """The worker is to run another subtask than the one whose copy is being restored."""
 
 
-class Following:
+class StandbyCopies:
     """All copies of one worker.
 
     Args:
@@ -54,13 +54,13 @@ class Following:
     def __init__(
         self,
         plan: Plan,
-        ports: Ports,
+        ports: SubtaskPorts,
         worker: WorkerId,
         advanced: Callable[[int, int], object],
     ) -> None:
         self._plan, self._ports, self._worker, self._advanced = plan, ports, worker, advanced
         self._wanted = dict[Subtask, m.Follow]()
-        self._copies = dict[Subtask, Opened]()
+        self._copies = dict[Subtask, OpenStore]()
         self._retry_at = dict[Subtask, float]()
         self._to_run: Subtask | None = None
         self.generation = Generation(0)
@@ -127,7 +127,7 @@ class Following:
         copy = self._copies.get(subtask)
         return NO_EPOCH if copy is None else copy.store.committed_through
 
-    def take(self, target: m.Deploy) -> Opened | None:
+    def take(self, target: m.Deploy) -> OpenStore | None:
         """Give up all copies; return that of the target's subtask, brought to the target, or None if it cannot be.
 
         Raises:
@@ -152,7 +152,7 @@ class Following:
         for other in self._copies.keys() - {subtask}:
             self._ports.lane("release").submit(self._copies.pop(other).close, lambda _: None)
 
-    def stock(self) -> tuple[m.Copied, ...]:
+    def stock(self) -> tuple[m.StandbyCopy, ...]:
         """Return what the copies hold."""
         return tuple(self._copied(subtask, target) for subtask, target in sorted(self._wanted.items()))
 
@@ -168,15 +168,15 @@ class Following:
         for subtask in list(self._copies):
             self._discard(subtask)
 
-    def _copied(self, subtask: Subtask, target: m.Follow) -> m.Copied:
+    def _copied(self, subtask: Subtask, target: m.Follow) -> m.StandbyCopy:
         at = self._epoch_of(subtask)
-        return m.Copied(subtask, at, sum(p.object.size for p in pieces(target.handle) if p.epoch > at))
+        return m.StandbyCopy(subtask, at, sum(p.object.size for p in pieces(target.handle) if p.epoch > at))
 
-    def _is_current(self, subtask: Subtask, target: Target) -> bool:
+    def _is_current(self, subtask: Subtask, target: StateTarget) -> bool:
         copy = self._copies.get(subtask)
         return copy is not None and copy.store.cut == cut_of(target)
 
-    def _continues(self, subtask: Subtask, target: Target) -> bool:
+    def _continues(self, subtask: Subtask, target: StateTarget) -> bool:
         """Return whether the copy is as of an epoch on the lineage of the target, for the same key groups."""
         copy = self._copies.get(subtask)
         if copy is None or copy.store.owned != target.handle.key_groups:
@@ -185,7 +185,7 @@ class Following:
         on_lineage = bool(cut.manifest) and target.lineage.get(cut.epoch) == cut.manifest
         return on_lineage and cut.epoch <= target.base_epoch
 
-    def _bring_unless_refused(self, subtask: Subtask, target: Target) -> None:
+    def _bring_unless_refused(self, subtask: Subtask, target: StateTarget) -> None:
         try:
             if not self._continues(subtask, target):
                 self._discard(subtask)
@@ -196,18 +196,18 @@ class Following:
         except _Superseded:
             pass  # the message that names the other subtask is next
 
-    def _bring(self, subtask: Subtask, target: Target) -> None:
+    def _bring(self, subtask: Subtask, target: StateTarget) -> None:
         """Bring the copy of a subtask to its target: by the pieces that it lacks, else from all pieces.
 
         Raises:
             HoldfastError: a piece cannot be read; the copy is as before, or there is none any more.
         """
         copy = self._copies.get(subtask)
-        with ExitStack() as held:
+        with ExitStack() as stack:
             new = None
             if copy is not None:
                 at, read = copy.store.committed_through, reading(self._ports.store)
-                new = opened_beyond(self._plan, target, at, read, held, OPENED_BYTES_MAX, self._advanced)
+                new = opened_beyond(self._plan, target, at, read, stack, OPENED_BYTES_MAX, self._advanced)
             if copy is None or new is None:
                 self._discard(subtask)
                 self._copies[subtask] = self._restored(target)
@@ -221,7 +221,7 @@ class Following:
                 copy.store.drop_vacant()
             copy.store.completed(cut_of(target))
 
-    def _restored(self, target: Target) -> Opened:
+    def _restored(self, target: StateTarget) -> OpenStore:
         def advanced(done_bytes: int, all_bytes: int) -> None:
             if self._to_run not in (None, target.handle.subtask):
                 raise _Superseded

@@ -34,8 +34,8 @@ from holdfast.runtime.operators.contract import (
     KeyGroups,
     Leave,
     Operator,
-    Origin,
     Placed,
+    RowOrigin,
     Work,
     entry,
     needed_behind,
@@ -45,7 +45,7 @@ from holdfast.runtime.operators.time_slice import TimeSlice
 from holdfast.runtime.plan.model import Fragment
 from holdfast.runtime.rows.dead_letters import DeadLetter, Letters
 from holdfast.runtime.wire.messages import OperatorProgress, Suspect
-from holdfast.state.tables.table import Table
+from holdfast.state.tables.table import StateTable
 
 Consumer = Callable[[pa.RecordBatch], None]
 
@@ -70,7 +70,7 @@ class FragmentRuntime:
     def __init__(
         self,
         fragment: Fragment,
-        tables: Mapping[str, Table],
+        tables: Mapping[str, StateTable],
         send: Send,
         write: Write,
         job: str | None = None,
@@ -82,7 +82,9 @@ class FragmentRuntime:
         self.letters, self._arrival = letters or Letters(), Arrival()
         self._time_slice = time_slice or TimeSlice()
         self.backlog = Backlog(self._time_slice, self._arrival, suspects)
-        self._shared = _Shared(tables, send, write, job, key_groups, self.letters, self._time_slice, self._arrival)
+        self._shared = _FragmentScope(
+            tables, send, write, job, key_groups, self.letters, self._time_slice, self._arrival
+        )
         self._begins: list[list[Consumer]] = [[], *([] for _ in fragment.further)]
         """By port."""
         self._operators: list[Operator] = []
@@ -185,43 +187,49 @@ class FragmentRuntime:
     def _open(self, fragment: Fragment) -> None:
         """Open the operators in topological order, and connect them."""
         readers: dict[int, list[Placed]] = {}
-        for placed in fragment.steps:
-            for point in placed.inputs:
-                readers.setdefault(point, []).append(placed)
+        for placed_step in fragment.steps:
+            for point in placed_step.inputs:
+                readers.setdefault(point, []).append(placed_step)
         schemas = {entry(port): fragment.entering(port) for port in range(len(self._begins))}
-        schemas |= {placed.id: placed.schema for placed in fragment.steps}
-        needed = needed_behind([(p.id, [(at, schemas[at]) for at in p.inputs], p.step) for p in fragment.steps])
-        begin = Origin(self._shared.job, fragment.source)
+        schemas |= {placed_step.id: placed_step.schema for placed_step in fragment.steps}
+        needed_columns = needed_behind([(p.id, [(at, schemas[at]) for at in p.inputs], p.step) for p in fragment.steps])
+        begin = RowOrigin(self._shared.job, fragment.source)
         outputs = {
             entry(port): _Output(begin, aligned=True, untouched=begin.source is not None, sides={MAIN: consumers})
             for port, consumers in enumerate(self._begins)
         }
-        fused: set[int] = set()
-        for placed in fragment.steps:
-            if placed.id in fused:
+        fused_ids: set[int] = set()
+        for placed_step in fragment.steps:
+            if placed_step.id in fused_ids:
                 continue
-            together = _fused(placed, readers)
-            fused.update(each.id for each in together)
-            before, last = outputs[placed.input], together[-1]
+            together = _fused(placed_step, readers)
+            fused_ids.update(each.id for each in together)
+            before, last = outputs[placed_step.input], together[-1]
             behind = outputs[last.id] = _behind(before, together, self._shared.job)
-            ctx = _Context(
-                self._shared, self.backlog, together, schemas[placed.input], before, behind, needed.get(last.id, {})
+            ctx = _OperatorContext(
+                self._shared,
+                self.backlog,
+                together,
+                schemas[placed_step.input],
+                before,
+                behind,
+                needed_columns.get(last.id, {}),
             )
-            operator = placed.step.open(ctx)
+            operator = placed_step.step.open(ctx)
             self._operators.append(operator)
             if any(each.step.uses_clock for each in together):
                 self._clocked.append(operator)
-            named = self._shared.tables.items() if placed.step.stateful else ()
-            tables = [table for name, table in named if operator_of(name) == placed.step.name]
-            for port, point in enumerate(placed.inputs):
-                outputs[point].sides.setdefault(placed.step.reads_side, []).append(_into(operator, port, tables))
+            named = self._shared.tables.items() if placed_step.step.stateful else ()
+            tables = [table for name, table in named if operator_of(name) == placed_step.step.name]
+            for port, point in enumerate(placed_step.inputs):
+                outputs[point].sides.setdefault(placed_step.step.reads_side, []).append(_into(operator, port, tables))
 
 
 @dataclass(frozen=True)
-class _Shared:
+class _FragmentScope:
     """The parts that all operators of a fragment share."""
 
-    tables: Mapping[str, Table]
+    tables: Mapping[str, StateTable]
     send: Send
     write: Write
     job: str | None
@@ -235,18 +243,18 @@ class _Shared:
 class _Output:
     """The output of a point, and its consumers by side."""
 
-    origin: Origin
+    origin: RowOrigin
     aligned: bool
     untouched: bool
     sides: dict[str, list[Consumer]] = field(default_factory=dict)
 
 
-class _Context:
+class _OperatorContext:
     """The OperatorContext of one operator."""
 
     def __init__(
         self,
-        shared: _Shared,
+        shared: _FragmentScope,
         backlog: Backlog,
         placed: tuple[Placed, ...],
         given: pa.Schema,
@@ -264,7 +272,7 @@ class _Context:
         assert self._shared.key_groups is not None
         return self._shared.key_groups
 
-    def table(self, name: str) -> Table:
+    def table(self, name: str) -> StateTable:
         return self._shared.tables[name]
 
     def needed(self, side: str = MAIN) -> frozenset[str]:
@@ -300,11 +308,11 @@ def _fused(first: Placed, readers: Mapping[int, list[Placed]]) -> tuple[Placed, 
 
 def _behind(before: _Output, together: tuple[Placed, ...], job: str | None) -> _Output:
     last = together[-1].step
-    origin = Origin(job, None, last.name) if last.stateful else before.origin
+    origin = RowOrigin(job, None, last.name) if last.stateful else before.origin
     return _Output(origin, before.aligned and all(each.step.one_to_one for each in together), untouched=False)
 
 
-def _into(operator: Operator, port: int, tables: Sequence[Table]) -> Consumer:
+def _into(operator: Operator, port: int, tables: Sequence[StateTable]) -> Consumer:
     """Return what gives an operator its batches, in parts whose records fit memory if a table is larger than that."""
     if not tables:
         return lambda batch: operator.on_batch(port, batch)

@@ -50,9 +50,9 @@ def heartbeat_of(
         refused: Why the store refused the last attempt of a lane, "upload" or "merge"; empty if it did not.
         local_refused: Why the local disk takes no state, and since when; None if the disk takes it.
     """
-    delivered = deliveries.confirmed()
+    confirmations = deliveries.confirmed()
     if active is None:
-        return m.Heartbeat(worker_id, Generation(0), False, False, delivered, m.Progress())
+        return m.Heartbeat(worker_id, Generation(0), False, False, confirmations, m.WorkerProgress())
     run = active.run
     progress = msgspec.structs.replace(
         run.progress(),
@@ -74,7 +74,7 @@ def heartbeat_of(
         active.deploy.generation,
         run.ended(),
         active.broken,
-        delivered,
+        confirmations,
         progress,
         run.caught_up(),
         quiet_of(active),
@@ -87,7 +87,7 @@ def heartbeat_of(
 def standby_heartbeat(
     worker_id: WorkerId,
     generation: Generation,
-    copies: tuple[m.Copied, ...],
+    copies: tuple[m.StandbyCopy, ...],
     delivered: tuple[Confirmed, ...],
     memory: MemoryUse,
     refused: str,
@@ -97,7 +97,7 @@ def standby_heartbeat(
     Args:
         refused: Why the root could not be read at the last attempt; empty if it could.
     """
-    progress = m.Progress(
+    progress = m.WorkerProgress(
         rss_bytes=resident_bytes(),
         state_bytes=memory.state_bytes,
         state_memory=memory.budget,

@@ -34,7 +34,7 @@ from holdfast.model import Epoch, SourcePosition
 from holdfast.runtime.plan.compiler import Plan, SinkSpec
 from holdfast.runtime.plan.immediate import immediate_sink, is_immediate, repeats
 from holdfast.runtime.wire.messages import Deploy
-from holdfast.runtime.worker.ports import Ports
+from holdfast.runtime.worker.ports import SubtaskPorts
 from holdfast.runtime.worker.under_way import UnderWay
 from holdfast.sinks.contract.accepting import accept
 from holdfast.sinks.contract.immediate import ANYWHERE, AheadTarget, ImmediateTarget, Origin, Owner
@@ -52,7 +52,7 @@ RETRY_FIRST_S, RETRY_MAX_S = 0.05, 5.0
 
 
 @dataclass
-class Arrived:
+class ArrivedRows:
     """Rows from one arrival of a source for one sink."""
 
     number: int
@@ -74,10 +74,10 @@ class Writing:
     ahead: AheadTarget | None
     """The target, if it takes writes ahead."""
     collected: list[pa.RecordBatch] = field(default_factory=list)
-    queue: deque[Arrived] = field(default_factory=deque)
+    queue: deque[ArrivedRows] = field(default_factory=deque)
     rows_waiting: int = 0
     """Rows of the queue."""
-    under_way: deque[tuple[Arrived, ...]] = field(default_factory=deque)
+    under_way: deque[tuple[ArrivedRows, ...]] = field(default_factory=deque)
     """The writes that were begun, in order, and are not known to be in; one, unless they are taken ahead."""
     busy: bool = False
     """The lane is working, or a retry is scheduled."""
@@ -93,14 +93,14 @@ class Writing:
     def bytes(self) -> int:
         return sum(each.bytes for each in self.left())
 
-    def begin(self) -> tuple[Arrived, ...]:
+    def begin(self) -> tuple[ArrivedRows, ...]:
         """Take arrivals out of the queue for the next write."""
         parts = _taken(self.queue)
         self.rows_waiting -= sum(part.rows for part in parts)
         self.under_way.append(parts)
         return parts
 
-    def left(self) -> Iterator[Arrived]:
+    def left(self) -> Iterator[ArrivedRows]:
         """Yield what is not known to be in."""
         return chain(*self.under_way, self.queue)
 
@@ -111,7 +111,7 @@ class ImmediateWrites:
     def __init__(
         self,
         plan: Plan,
-        ports: Ports,
+        ports: SubtaskPorts,
         after: Callable[[float, Callable[[], object]], None],
         fail: Callable[[BaseException], None],
     ) -> None:
@@ -205,7 +205,7 @@ class ImmediateWrites:
         size = sum(batch.nbytes for batch in batches)
         rows, before = sum(batch.num_rows for batch in batches), writing.rows_waiting
         writing.rows_waiting += rows
-        writing.queue.append(Arrived(self._numbered, origin, offset, batches, size, rows))
+        writing.queue.append(ArrivedRows(self._numbered, origin, offset, batches, size, rows))
         self._go_on(writing)
         if writing.ahead is not None and before < AHEAD_ROWS_MIN <= writing.rows_waiting:
             writing.ahead.ring()
@@ -318,23 +318,23 @@ class ImmediateWrites:
         self._go_on(writing)
 
 
-def _taken(queue: deque[Arrived]) -> tuple[Arrived, ...]:
+def _taken(queue: deque[ArrivedRows]) -> tuple[ArrivedRows, ...]:
     """Take the arrivals queued for the partition of the first, up to WRITE_ROWS_MAX rows."""
     first, rows = queue[0].origin, 0
-    taken: list[Arrived] = []
+    arrivals: list[ArrivedRows] = []
     for each in [each for each in queue if each.origin == first]:
         if rows >= WRITE_ROWS_MAX:
             break
-        taken.append(each)
+        arrivals.append(each)
         rows += each.rows
-    gone = {each.number for each in taken}
+    gone = {each.number for each in arrivals}
     left = [each for each in queue if each.number not in gone]
     queue.clear()
     queue.extend(left)
-    return tuple(taken)
+    return tuple(arrivals)
 
 
-def _batches(parts: Sequence[Arrived]) -> list[pa.RecordBatch]:
+def _batches(parts: Sequence[ArrivedRows]) -> list[pa.RecordBatch]:
     return [batch for part in parts for batch in part.batches]
 
 

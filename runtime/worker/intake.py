@@ -26,7 +26,7 @@ from holdfast.errors import JobFailed, Where
 from holdfast.runtime.operators.contract import Arrival
 from holdfast.runtime.plan.model import SourceSpec
 from holdfast.runtime.rows.dead_letters import ERROR, FORM, RAW, DeadLetter, Form, Letters, encode_row, reported
-from holdfast.runtime.rows.expressions import Column
+from holdfast.runtime.rows.expressions import ProjectedColumn
 from holdfast.runtime.rows.schema import aliases_of, in_stream, limited
 from holdfast.runtime.time.event_times import times_of
 from holdfast.runtime.time.windows import micros_of, not_held, outside, times_in
@@ -62,12 +62,12 @@ class Intake:
         """
         self.rows_in += batch.num_rows
         batch = self._renamed(batch)
-        given, batch = batch, self._normal(batch)
+        original_batch, batch = batch, self._normal(batch)
         if (column := self.spec.computed) is not None:
             batch = batch.append_column(column.field.with_nullable(True), self._times(column, batch))
         refused = self._refused(batch)
         if refused is not None:
-            self._dispose(batch, given, np.flatnonzero(refused), arrival)
+            self._dispose(batch, original_batch, np.flatnonzero(refused), arrival)
             kept = np.flatnonzero(~refused)
             batch = batch.take(pa.array(kept))
             arrival = Arrival(arrival.partition, arrival.offset, arrival.following, False, _offsets(arrival, kept))
@@ -114,31 +114,31 @@ class Intake:
                 batch = batch.set_column(place, batch.schema.field(place), made)
         return batch
 
-    def _times(self, column: Column, batch: pa.RecordBatch) -> pa.Array:
+    def _times(self, column: ProjectedColumn, batch: pa.RecordBatch) -> pa.Array:
         return times_of(column, batch, self.spec.name, self._job)
 
     def _refused(self, batch: pa.RecordBatch) -> NDArray[np.bool_] | None:
         """Return which records are undecodable; None if none are, the common case, which is cheap to check."""
-        found: NDArray[np.bool_] | None = None
+        refused_mask: NDArray[np.bool_] | None = None
         if ERROR in batch.schema.names:
-            found = batch.column(ERROR).is_valid().to_numpy(zero_copy_only=False)
+            refused_mask = batch.column(ERROR).is_valid().to_numpy(zero_copy_only=False)
         for name in self._not_null:
             column = batch.column(name)
             if column.null_count:
                 nulls = column.is_null().to_numpy(zero_copy_only=False)
-                found = nulls if found is None else found | nulls
+                refused_mask = nulls if refused_mask is None else refused_mask | nulls
         for name in self._timed:
             if (wrong := unheld(batch.column(name))) is not None:
-                found = wrong if found is None else found | wrong
+                refused_mask = wrong if refused_mask is None else refused_mask | wrong
         for name, kind in self._limited.items():
             if (wrong := kind.wrong(batch.column(name))) is not None:
-                found = wrong if found is None else found | wrong
+                refused_mask = wrong if refused_mask is None else refused_mask | wrong
         if self.spec.event_time is not None:
             column = batch.column(self.spec.event_time)
             if (wrong := outside(micros_of(column), self._held)) is not None:
                 wrong &= column.is_valid().to_numpy(zero_copy_only=False)  # nulls were found above
-                found = wrong if found is None else found | wrong
-        return found if found is not None and found.any() else None
+                refused_mask = wrong if refused_mask is None else refused_mask | wrong
+        return refused_mask if refused_mask is not None and refused_mask.any() else None
 
     def _dispose(self, batch: pa.RecordBatch, given: pa.RecordBatch, rows: NDArray[np.intp], arrival: Arrival) -> None:
         name, policy = self.spec.name, self.spec.on_error
@@ -156,12 +156,12 @@ class Intake:
     def _why(self, batch: pa.RecordBatch, given: pa.RecordBatch, row: int) -> tuple[str, Form, bytes]:
         if ERROR in batch.schema.names and (error := batch.column(ERROR)[row].as_py()) is not None:
             return error, batch.column(FORM)[row].as_py(), batch.column(RAW)[row].as_py()
-        computed = None if self.spec.computed is None else self.spec.computed.name
+        computed_name = None if self.spec.computed is None else self.spec.computed.name
         record = given.select([name for name in given.schema.names if name not in (ERROR, FORM, RAW)])
         if self._aliases:
             record = record.rename_columns([self._aliases.get(name, name) for name in record.schema.names])
         null = next((name for name in self._not_null if not batch.column(name)[row].is_valid), None)
-        if null is not None and null == computed:
+        if null is not None and null == computed_name:
             error = f"the event time {null!r} is null: a column that it is computed from is"
             return error, "record", encode_row(record, row)
         if null is not None:

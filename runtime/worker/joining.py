@@ -48,31 +48,31 @@ ANY_TIME: Passing = frozenset()
 
 def passings(plan: Plan) -> dict[tuple[int, int], Passing]:
     """Return for every fragment and port what decides whether rows may be joined across watermarks."""
-    found: dict[tuple[int, int], Passing] = {}
+    passing_by_port: dict[tuple[int, int], Passing] = {}
     for fragment in reversed(plan.fragments):
         for port in range(1 + len(fragment.further)):
-            found[fragment.index, port] = _passing(plan, fragment, port, found)
-    return found
+            passing_by_port[fragment.index, port] = _passing(plan, fragment, port, passing_by_port)
+    return passing_by_port
 
 
 def _passing(plan: Plan, fragment: Fragment, port: int, later: Mapping[tuple[int, int], Passing]) -> Passing:
     if not fragment.timed(port):  # its watermarks are not looked at
         return ANY_TIME
     columns = set[str]()
-    for placed in fragment.steps:
-        if placed.step.sees_watermarks:
+    for placed_step in fragment.steps:
+        if placed_step.step.sees_watermarks:
             return None
-        for at, point in enumerate(placed.inputs):
+        for at, point in enumerate(placed_step.inputs):
             if point == entry(port):
-                columns.update(placed.step.compared(at))
-        if placed.step.sends_to is None:
+                columns.update(placed_step.step.compared(at))
+        if placed_step.step.sends_to is None:
             continue
-        edge = plan.edges[placed.step.sends_to]
+        edge = plan.edges[placed_step.step.sends_to]
         behind = later[edge.to_fragment, edge.port]
         if behind is None:
             return None
         for name in behind:
-            origin = _origin(fragment, placed.input, name, port)
+            origin = _origin(fragment, placed_step.input, name, port)
             if origin is None:
                 return None
             columns.update(origin)
@@ -87,15 +87,15 @@ def _origin(fragment: Fragment, point: int, name: str, port: int) -> tuple[str, 
     """
     if point < 0:
         return (name,) if point == entry(port) else ()
-    placed: Placed = fragment.steps[point]
-    step = placed.step
-    if any(step.compared(at) for at in range(len(placed.inputs))):
+    placed_step: Placed = fragment.steps[point]
+    step = placed_step.step
+    if any(step.compared(at) for at in range(len(placed_step.inputs))):
         return ()
     same = step.merges or step.reads_side != MAIN
     before = name if same else step.handed_on(name)
     if before is None:
         return None
-    found = [_origin(fragment, each, before, port) for each in placed.inputs]
+    found = [_origin(fragment, each, before, port) for each in placed_step.inputs]
     if any(each is None for each in found):
         return None
     return tuple(each for names in found if names for each in names)
@@ -124,12 +124,12 @@ class Inlets:
 
     def take(self, channel: ChannelId) -> Frame | None:
         """Return the next frame of a channel: a barrier, a watermark, or rows; None if none has arrived."""
-        held, passing = self._held[channel], self._passing[channel]
+        held_frames, passing = self._held[channel], self._passing[channel]
         if passing is None:
             return self._take(channel)
         batches, newest, at_us = list[pa.RecordBatch](), None, self._now_us(channel) if passing else NEVER_US
         rows = size = 0
-        while (frame := held.popleft() if held else self._take(channel)) is not None:
+        while (frame := held_frames.popleft() if held_frames else self._take(channel)) is not None:
             if isinstance(frame, Watermark) and self._only_advances(channel, frame):
                 newest, at_us = frame, max(at_us, frame.at_us)
                 continue
@@ -147,7 +147,7 @@ class Inlets:
             if isinstance(frame, Watermark):
                 (self._resting.add if _rests(frame) else self._resting.discard)(channel)
             return frame
-        held.extendleft(each for each in (frame, newest if batches else None) if each is not None)
+        held_frames.extendleft(each for each in (frame, newest if batches else None) if each is not None)
         if batches:
             return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
         return newest
@@ -189,19 +189,19 @@ def judged(
         at_us: The partition's watermark before the first, or a later time: rows behind it may be late.
     """
     pieces, before, alone = list[Untaken](), None, True
-    for number, read in enumerate(reads):
-        unknown = not _offsets_known(read, offset)
-        apart = alone or unknown or before is None or not _alike(before, read)
-        offset, before, alone = read.following, read, unknown
-        if times is None or read.batch is None:
-            pieces.append(Untaken(read, apart, at_us))
+    for number, chunk in enumerate(reads):
+        unknown = not _offsets_known(chunk, offset)
+        apart = alone or unknown or before is None or not _alike(before, chunk)
+        offset, before, alone = chunk.following, chunk, unknown
+        if times is None or chunk.batch is None:
+            pieces.append(Untaken(chunk, apart, at_us))
             continue
         own = times[number]
         behind = int(own.min(initial=LAST_US)) < at_us
-        pieces.append(Untaken(read, apart or behind, at_us))
+        pieces.append(Untaken(chunk, apart or behind, at_us))
         alone = unknown or behind
         last_us = max(int(own.max(initial=NEVER_US)), NEVER_US + out_of_orderness_us) - out_of_orderness_us
-        at_us = max(at_us, last_us, NEVER_US if (mark := told(read.following)) is None else mark)
+        at_us = max(at_us, last_us, NEVER_US if (mark := told(chunk.following)) is None else mark)
     return pieces
 
 

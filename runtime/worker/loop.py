@@ -37,7 +37,7 @@ from holdfast.model import (
 )
 from holdfast.ports import Lane, ObjectStore
 from holdfast.runtime.operators.time_slice import unmarked
-from holdfast.runtime.plan.ahead import Ahead, InlineLane, inline
+from holdfast.runtime.plan.ahead import Ahead, SynchronousLane, inline
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.plan.memory import Budget
 from holdfast.runtime.plan.source import OpenSource
@@ -48,11 +48,11 @@ from holdfast.runtime.wire.vitals import At, Mark
 from holdfast.runtime.worker import protocol as worker
 from holdfast.runtime.worker.compaction import CompactJob
 from holdfast.runtime.worker.deliveries import Deliveries
-from holdfast.runtime.worker.following import Following
+from holdfast.runtime.worker.following import StandbyCopies
 from holdfast.runtime.worker.heartbeat import MemoryUse, heartbeat_of, quiet_of, standby_heartbeat
-from holdfast.runtime.worker.local.opened import Opened
+from holdfast.runtime.worker.local.opened import OpenStore
 from holdfast.runtime.worker.local.upkeep import IMAGE_FROM_BYTES, Upkeep
-from holdfast.runtime.worker.ports import Ports
+from holdfast.runtime.worker.ports import SubtaskPorts
 from holdfast.runtime.worker.seal import SealJob, segment_job
 from holdfast.runtime.worker.subtask import Active, SubtaskRun, inputs_of, outputs_of
 from holdfast.runtime.worker.target import cut_of, identity_of
@@ -95,13 +95,13 @@ class WorkerLoop:
         self,
         worker_id: WorkerId,
         plan: Plan,
-        ports: Ports,
+        ports: SubtaskPorts,
         limits: Limits,
         mark: Mark = unmarked,
         reads_ahead: bool = False,
     ) -> None:
         self._reads_ahead = reads_ahead
-        self._ends_lane: Lane = ports.lane("ends") if reads_ahead else InlineLane()
+        self._ends_lane: Lane = ports.lane("ends") if reads_ahead else SynchronousLane()
         self.worker_id, self._plan, self._ports, self._limits, self._mark = worker_id, plan, ports, limits, mark
         self._active: Active | None = None
         self._state: StateStore | None = None
@@ -115,8 +115,8 @@ class WorkerLoop:
         )
         self._uploads = Uploads(plan, limits.upload_from)
         self._copies_changed, self._copies_shown_at = False, 0.0
-        self._following = Following(plan, ports, worker_id, self._copying)
-        self._shown = m.Heartbeat(worker_id, Generation(0), False, False, (), m.Progress())
+        self._following = StandbyCopies(plan, ports, worker_id, self._copying)
+        self._shown = m.Heartbeat(worker_id, Generation(0), False, False, (), m.WorkerProgress())
         self._refused = dict[str, str]()
         self.exited: str | None = None
         self.advanced_at = ports.clock.monotonic()
@@ -154,7 +154,7 @@ class WorkerLoop:
             case m.HoldBack(generation, later_than, lasts_s) if self._is_current(generation):
                 assert active is not None
                 active.run.held_back.limit(later_than, lasts_s)
-            case m.Expired(_, through):
+            case m.BeforeImagesExpired(_, through):
                 self._deliveries.forget(through)
             case m.Exit(reason):
                 self.exited = reason
@@ -209,28 +209,28 @@ class WorkerLoop:
         if active.broken:
             return False
         try:
-            taken = active.run.records_in
+            records_before = active.run.records_in
             full = self._memory_is_full()
             may_read, may_take = self._may_read(active, full), self._may_take(active, full)
-            worked = active.run.advance(self._barrier_arrived, may_read, may_take, may_fire=may_read)
+            did_work = active.run.advance(self._barrier_arrived, may_read, may_take, may_fire=may_read)
         except HoldfastError as error:
             self._fail(error)
             return True
         self._close_epochs(active)
-        if taken == 0 and active.run.records_in and active.first_record_at is None:
+        if records_before == 0 and active.run.records_in and active.first_record_at is None:
             active.first_record_at = self._ports.clock.wall_us()
             self.beat()
-        if not worked and not active.machine.halted and active.run.caught_up() and not self._shown.caught_up:
+        if not did_work and not active.machine.halted and active.run.caught_up() and not self._shown.caught_up:
             self.beat()
-        worked |= self._seal_copied(active)
+        did_work |= self._seal_copied(active)
         self._show_news(active)
-        return worked
+        return did_work
 
     def _follow(self) -> bool:
         """Advance the copies of a standby."""
         before = self._following.stock()
         try:
-            worked = self._following.turn()
+            did_work = self._following.turn()
         except HoldfastError as error:  # the run goes on: the driver replaces a standby
             self._ports.send(m.Failed(self.worker_id, self._following.generation, error.report(), permanent=False))
             self._following.close()
@@ -238,10 +238,10 @@ class WorkerLoop:
         now = self._ports.clock.monotonic()
         restoring = self._shown.progress.restored is not None  # a standby that restores is sent nothing
         self._copies_changed |= restoring or self._following.stock() != before
-        if self._copies_changed and (not worked or now - self._copies_shown_at >= COPIES_SHOWN_S):
+        if self._copies_changed and (not did_work or now - self._copies_shown_at >= COPIES_SHOWN_S):
             self._copies_changed, self._copies_shown_at = False, now
             self.beat()
-        return worked
+        return did_work
 
     def _close_epochs(self, active: Active) -> None:
         while active.triggers and not active.broken and not active.run.midway():
@@ -297,7 +297,7 @@ class WorkerLoop:
         except HoldfastError as error:
             self._ends_known(active, (), error)
         else:
-            lane = self._ends_lane if ahead else InlineLane()
+            lane = self._ends_lane if ahead else SynchronousLane()
             lane.submit(active.run.ends(ahead), partial(self._ends_known, active, here))
         return not active.asks_for_ends
 
@@ -358,9 +358,9 @@ class WorkerLoop:
 
     def _bring_state(self, deploy: m.Deploy, machine: worker.Worker | None) -> str:
         """Roll back in place if the worker holds the state of the base (P10), else take a copy of it, or restore it."""
-        owned = deploy.handle.key_groups
+        key_groups = deploy.handle.key_groups
         identity = identity_of(deploy, self.worker_id)
-        same = self._held == (deploy.subtask, owned) and self._holds(deploy, machine)
+        same = self._held == (deploy.subtask, key_groups) and self._holds(deploy, machine)
         if self._state is not None and same and self._state.roll_back(deploy.base_epoch, identity):
             self._state.completed(cut_of(deploy))
             return "rolled back"
@@ -370,7 +370,7 @@ class WorkerLoop:
             stored = pieces(deploy.handle) or (deploy.topic is not None and deploy.base_epoch > NO_EPOCH)
             how, base = "restored" if stored else "empty", self._open_restored(deploy)
         base.store.identity = identity
-        self._state, self._held = base.store, (deploy.subtask, owned)
+        self._state, self._held = base.store, (deploy.subtask, key_groups)
         self._upkeep = Upkeep(self._ports.lane("local"), self._ports.clock, base, self._limits.image_from)
         if base.kept is not None:
             self._ports.lane("upload").submit(base.kept.verify, self._verified)  # before it, nothing is sealed
@@ -380,7 +380,7 @@ class WorkerLoop:
         if isinstance(result, BaseException):
             self._fail(result)
 
-    def _open_restored(self, deploy: m.Deploy) -> Opened:
+    def _open_restored(self, deploy: m.Deploy) -> OpenStore:
         ports, advanced = self._ports, partial(self._restored, deploy.generation)
         return ports.local.open(self._plan, deploy, self.worker_id, ports.store, advanced)
 
@@ -396,7 +396,7 @@ class WorkerLoop:
     def _restored(self, generation: Generation, done_bytes: int, all_bytes: int) -> None:
         """Show that the restore advances: it runs within one turn, and heartbeats continue meanwhile."""
         self.advanced_at = self._ports.clock.monotonic()
-        progress = m.Progress(rss_bytes=resident_bytes(), restored=(done_bytes, all_bytes))
+        progress = m.WorkerProgress(rss_bytes=resident_bytes(), restored=(done_bytes, all_bytes))
         delivered, copies = self._deliveries.confirmed(), self._following.stock()
         self._shown = m.Heartbeat(self.worker_id, generation, False, False, delivered, progress, copies=copies)
 
@@ -480,19 +480,19 @@ class WorkerLoop:
     def _perform_one(self, active: Active, effect: worker.Effect) -> None:
         assert self._state is not None
         match effect:
-            case worker.Pause(channel):
+            case worker.PauseChannel(channel):
                 active.run.pause(channel)
-            case worker.Resume(channels):
+            case worker.ResumeChannels(channels):
                 active.run.resume(channels)
-            case worker.Begin(positions):
+            case worker.AddPartitions(positions):
                 active.run.begin(open_readings(self._plan, positions, self._opened, ahead=active.ahead.__getitem__))
             case worker.CloseFragment(fragment, barrier):
                 noted = active.run.close_fragment(fragment, barrier)
                 active.machine = worker.positions_noted(active.machine, barrier.epoch, *noted)
-            case worker.Commit(through):
+            case worker.CommitThrough(through):
                 self._state.commit(through)
                 self._deliveries.immediate.committed(through)
-            case worker.Deliver(pending):
+            case worker.QueueOutput(pending):
                 self._deliveries.queue(pending)
             case worker.Seal(epoch):
                 active.unsealed.append((epoch, active.run.take_stages(epoch)))

@@ -13,7 +13,7 @@ from holdfast.runtime.wire.channels import Network
 from holdfast.runtime.worker.local.opened import LocalState
 
 
-class Ports(Protocol):
+class SubtaskPorts(Protocol):
     """The interfaces that a worker needs."""
 
     @property

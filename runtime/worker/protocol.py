@@ -101,14 +101,14 @@ class Worker:
 
 
 @dataclass(frozen=True)
-class Pause:
+class PauseChannel:
     """Take nothing more from this channel."""
 
     channel: ChannelId
 
 
 @dataclass(frozen=True)
-class Resume:
+class ResumeChannels:
     """Take from these channels again."""
 
     channels: frozenset[ChannelId]
@@ -123,21 +123,21 @@ class CloseFragment:
 
 
 @dataclass(frozen=True)
-class Begin:
+class AddPartitions:
     """Read these partitions too, from these positions on; the barrier of their trigger has been forwarded."""
 
     positions: tuple[SourcePosition, ...]
 
 
 @dataclass(frozen=True)
-class Commit:
+class CommitThrough:
     """Everything frozen up to this epoch is committed."""
 
     through: Epoch
 
 
 @dataclass(frozen=True)
-class Deliver:
+class QueueOutput:
     """Queue output for its target; per writer first in, first out (P18)."""
 
     pending: Pending
@@ -169,7 +169,17 @@ class Compact:
     merge: Merge
 
 
-Effect = Pause | Resume | CloseFragment | Begin | Commit | Deliver | Seal | SendAck | Compact
+Effect = (
+    PauseChannel
+    | ResumeChannels
+    | CloseFragment
+    | AddPartitions
+    | CommitThrough
+    | QueueOutput
+    | Seal
+    | SendAck
+    | Compact
+)
 
 
 def start(
@@ -191,7 +201,7 @@ def start(
         timeline,
         subtask,
         sources,
-        {fragment: alignment.Idle(channels, before) for fragment, channels in inputs.items()},
+        {fragment: alignment.NoBarrier(channels, before) for fragment, channels in inputs.items()},
         dict.fromkeys((*sources, *inputs), before),
         base,
         limits=limits,
@@ -222,7 +232,7 @@ def _assigned(state: Worker, assignment: Iterable[Assigned]) -> tuple[Worker, li
     new = {(at.source, at.partition): at for at in mine if (at.source, at.partition) not in state.assigned}
     if not new:
         return state, []
-    return replace(state, assigned=state.assigned | new.keys()), [Begin(tuple(new.values()))]
+    return replace(state, assigned=state.assigned | new.keys()), [AddPartitions(tuple(new.values()))]
 
 
 def barrier_arrived(state: Worker, fragment: int, channel: ChannelId, barrier: Barrier) -> tuple[Worker, list[Effect]]:
@@ -233,12 +243,12 @@ def barrier_arrived(state: Worker, fragment: int, channel: ChannelId, barrier: B
     for each in steps:
         match each:
             case alignment.Pause(paused):
-                effects.append(Pause(paused))
+                effects.append(PauseChannel(paused))
             case alignment.Close(closed):
                 state, now = _close(state, fragment, closed)
                 effects += now
             case alignment.Resume(channels):
-                effects.append(Resume(channels))
+                effects.append(ResumeChannels(channels))
     return state, effects
 
 
@@ -284,10 +294,10 @@ def committed(state: Worker, through: Epoch) -> tuple[Worker, list[Effect]]:
     if through <= state.committed:
         return state, []
     assert through in state.sealed, f"epoch {through} was committed without this worker's part"
-    effects: list[Effect] = [Commit(through)]
+    effects: list[Effect] = [CommitThrough(through)]
     for sink, staged in sorted(_staged_through(state, through).items()):
         if staged.parts and sink not in state.committed_once:
-            effects.append(Deliver(Pending(Writer(sink, state.subtask), Tag(state.timeline, through), staged)))
+            effects.append(QueueOutput(Pending(Writer(sink, state.subtask), Tag(state.timeline, through), staged)))
     state, merges = _advance(state, through)
     left = {epoch: sealed for epoch, sealed in state.sealed.items() if epoch > through}
     positions = {epoch: at for epoch, at in state.positions.items() if epoch > through}
@@ -301,13 +311,13 @@ def _advance(state: Worker, through: Epoch) -> tuple[Worker, list[Effect]]:
     """Update the handle to what this epoch's manifest names for the subtask, and start a merge if one is due."""
     if state.handle is None:
         return state, []
-    merged, segment = state.acked.get(through), state.sealed[through].segment
+    merged_ref, segment = state.acked.get(through), state.sealed[through].segment
     before = state.handle
     if segment is not None and segment.writer is not None:
         before = replace(before, segments=())  # a topic takes the segments over, and nothing here needs them
-    handle = advanced(before, segment, merged)
+    handle = advanced(before, segment, merged_ref)
     state = replace(state, handle=handle)
-    if merged is not None:
+    if merged_ref is not None:
         state = replace(state, merging=False, merged=None)
     merge = None if state.merging else due(handle, through, state.limits)
     return (state, []) if merge is None else (replace(state, merging=True), [Compact(merge)])
@@ -329,12 +339,12 @@ def holds(state: Worker, epoch: Epoch, handle: SnapshotHandle) -> bool:
 
     If segments go to a topic, the manifest names those that it may lack; the epoch's own is always among them.
     """
-    if (known := handle_at(state, epoch)) is None:
+    if (own_handle := handle_at(state, epoch)) is None:
         return False
-    ours = [segment for segment in known.segments if segment.epoch == epoch]
-    if any(segment.writer is not None for segment in known.segments):
+    ours = [segment for segment in own_handle.segments if segment.epoch == epoch]
+    if any(segment.writer is not None for segment in own_handle.segments):
         return bool(ours) and set(ours) <= set(handle.segments)
-    return set(pieces(known)) == set(pieces(handle))
+    return set(pieces(own_handle)) == set(pieces(handle))
 
 
 def handle_at(state: Worker, epoch: Epoch) -> SnapshotHandle | None:
@@ -369,17 +379,17 @@ def _staged_through(state: Worker, epoch: Epoch) -> dict[str, Staged]:
     The last segment alone goes to the changelog's topic: it has the changes of the epochs before it that were given up.
     Uploads count for one epoch alone: rows of several may replace each other, so a committer reads the parts.
     """
-    merged: dict[str, Staged] = {}
+    output_by_sink: dict[str, Staged] = {}
     for number in sorted(state.sealed):
         if number > epoch:
             continue
         for sink, staged in state.sealed[number].staged.items():
-            before = merged.get(sink)
-            merged[sink] = staged if before is None else _one_after_the_other(before, staged)
+            before = output_by_sink.get(sink)
+            output_by_sink[sink] = staged if before is None else _one_after_the_other(before, staged)
     last = state.sealed[epoch]
     if last.segment is not None and last.segment.writer is not None:
-        merged[CHANGELOG] = Staged((last.segment.object,), last.records)
-    return merged
+        output_by_sink[CHANGELOG] = Staged((last.segment.object,), last.records)
+    return output_by_sink
 
 
 def _one_after_the_other(before: Staged, staged: Staged) -> Staged:

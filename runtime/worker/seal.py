@@ -24,11 +24,11 @@ from holdfast.runtime.worker.digests import ROWS
 from holdfast.runtime.worker.protocol import Sealed
 from holdfast.runtime.worker.uploads import Uploads
 from holdfast.sinks.contract.target import Upload
-from holdfast.sinks.protocol.staging import Part, Stage
+from holdfast.sinks.protocol.staging import Stage, StagedPart
 from holdfast.state.changelog import SegmentHeader, seal_into
 from holdfast.state.store import StateStore
-from holdfast.state.tables.delta import Changes
-from holdfast.storage.hashing import Sink, Tee
+from holdfast.state.tables.delta import EpochChanges
+from holdfast.storage.hashing import ByteSink, Tee
 from holdfast.storage.once import create_each_same
 
 
@@ -37,7 +37,7 @@ class SealJob:
     """Frozen values and collected output of one epoch."""
 
     header: SegmentHeader
-    deltas: Sequence[Changes]
+    deltas: Sequence[EpochChanges]
     stages: Mapping[str, Stage]
     audit: str = ROWS
     """The setting: with "rows" the output is hashed too."""
@@ -49,7 +49,7 @@ class SealJob:
     """Bytes of the object up to which `data` holds it."""
     data: bytes | None = None
     """The segment that was stored; None if it is larger."""
-    _parts: dict[str, Part] | None = field(default=None)
+    _parts: dict[str, StagedPart] | None = field(default=None)
 
     def run(self, store: ObjectStore) -> Sealed:
         """Store everything and return the references. The segment is written while it is sealed."""
@@ -63,13 +63,13 @@ class SealJob:
         staged = {sink: self._staged(sink, paths[sink], part) for sink, part in self._parts.items()}
         return Sealed(segment, staged, {sink: part.digest for sink, part in self._parts.items()}, records)
 
-    def _staged(self, sink: str, path: str, part: Part) -> Staged:
+    def _staged(self, sink: str, path: str, part: StagedPart) -> Staged:
         """Return what the manifest says of a part that is stored; large ones are also put into the target."""
         named = None if self.uploads is None else self.uploads.upload(self._upload(sink), part)
         return Staged((_reference(path, part.data),), part.rows, () if named is None else (Uploaded(path, named),))
 
     def _write_segment(self, store: ObjectStore) -> SegmentRef:
-        def write(into: Sink) -> None:
+        def write(into: ByteSink) -> None:
             copy = Tee(into, self.copied_max)
             seal_into(copy, self.header, self.deltas)
             self.data = copy.data

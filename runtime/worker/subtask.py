@@ -318,11 +318,11 @@ class SubtaskRun:
             HoldfastError: a source can no longer be read.
         """
         readings = [reading for reading in self._readings if reading.source in sources]
-        opened, places = {r.source: r.opened for r in readings}, [(r.source, r.partition) for r in readings]
+        open_sources, places = {r.source: r.opened for r in readings}, [(r.source, r.partition) for r in readings]
 
         def asked() -> tuple[SourcePosition, ...]:
             try:
-                ends = {name: source.end_offsets() for name, source in opened.items()}
+                ends = {name: source.end_offsets() for name, source in open_sources.items()}
             except Unavailable:
                 return ()  # unknown for now
             known = [(source, partition, ends[source].get(partition)) for source, partition in places]
@@ -348,10 +348,10 @@ class SubtaskRun:
         found = {r.source: r.refused for r in reversed(self._readings) if r.refused is not None and not r.is_over()}
         return {name: refused.error for name, refused in found.items() if refused.since <= before}
 
-    def progress(self) -> m.Progress:
+    def progress(self) -> m.WorkerProgress:
         """Return the progress of fragments and sources; an operator runs in one fragment only."""
         refusals = self.refusals()
-        return m.Progress(
+        return m.WorkerProgress(
             records_in=self.records_in,
             positions=self.positions(),
             operators=(
@@ -411,14 +411,14 @@ class SubtaskRun:
         return [channel for channel in channels if fragment.timed(edges[channel.edge].port)]
 
     def _clocks(self) -> dict[int, int]:
-        found: dict[int, int] = {}
+        clock_by_fragment: dict[int, int] = {}
         for operator in self._plan.operators:
             clock = part_name(operator_of(operator.name), CLOCK_TABLE.part)
             if operator.fragment in self._inputs and operator.name == clock:
                 table = self._state.table(operator.id)
                 at_us = int(table.values("at", table.present()).max(initial=NEVER_US))
-                found[operator.fragment] = max(found.get(operator.fragment, NEVER_US), at_us)
-        return found
+                clock_by_fragment[operator.fragment] = max(clock_by_fragment.get(operator.fragment, NEVER_US), at_us)
+        return clock_by_fragment
 
     def _now_us(self, index: int) -> int:
         """Return the event time of a fragment behind channels, or a later one."""
@@ -524,30 +524,30 @@ class SubtaskRun:
                 continue
             time = self._times.get(reading.fragment)
             try:
-                read = self._next(reading)
-                if read is not None and read.batch is None:
+                chunk = self._next(reading)
+                if chunk is not None and chunk.batch is None:
                     reading.found_nothing()
             except Unavailable as error:
                 now = self._throttle.clock.monotonic()
                 reading.failed(error, now)
                 self._away_until = now + UNAVAILABLE_PAUSE_S
                 return False
-            if read is None:  # read no other partition first: event time and order are as without reading ahead
+            if chunk is None:  # read no other partition first: event time and order are as without reading ahead
                 self._waiting = order[place:]
                 return time_moved
             reading.refused = None
-            if read.batch is None:
+            if chunk.batch is None:
                 before = self._position(reading)
-                self._pass(reading, read)
+                self._pass(reading, chunk)
                 reading.look_for_end()
                 if time is not None:
-                    time_moved |= time.found_nothing(reading.partition, read.following, reading.ended)
+                    time_moved |= time.found_nothing(reading.partition, chunk.following, reading.ended)
                     if reading.is_over():  # this partition is no longer polled
                         time.at_end(reading.partition, reading.ended)
                 if self._position(reading) != before:
                     self.quiet = NO_EPOCH
                 continue
-            self._emit(reading, time, *self._joined(reading, read))
+            self._emit(reading, time, *self._joined(reading, chunk))
             return True
         return time_moved
 
@@ -569,21 +569,21 @@ class SubtaskRun:
 
     def _read_on(self, reading: Reading, reads: list[Read]) -> None:
         """Read the pieces behind the first in this thread, and mark each read: no lane has joined them."""
-        joined, rows_max = JoinedReads(READ_BYTES_MAX), self._rows_max(reading)
-        joined.add(reads[0])
-        while joined.has_room() and (rows_max is None or joined.rows < rows_max):
+        joined_reads, rows_max = JoinedReads(READ_BYTES_MAX), self._rows_max(reading)
+        joined_reads.add(reads[0])
+        while joined_reads.has_room() and (rows_max is None or joined_reads.rows < rows_max):
             at = reads[-1].following
             if reading.until is not None and at >= reading.until:
                 return
             self._limit.mark(SOURCE + reading.source, _read_at(reading, at))
             try:
-                read = reading.poll(READ_BYTES_MAX)
+                chunk = reading.poll(READ_BYTES_MAX)
             except Unavailable:
                 return  # it is asked for again
-            if read is None or (read.batch is None and read.following == at):
+            if chunk is None or (chunk.batch is None and chunk.following == at):
                 return
-            reads.append(read)
-            joined.add(read)
+            reads.append(chunk)
+            joined_reads.add(chunk)
 
     def _judged(self, reading: Reading, reads: list[Read]) -> list[Untaken]:
         """Decide which of the pieces make up one batch."""
@@ -591,11 +591,11 @@ class SubtaskRun:
         spec = self._intakes[reading.fragment].spec
         if len(reads) == 1 or time is None or passing == ANY_TIME:
             return judged(reads, reading.offset, None, reading.told, NEVER_US, 0)
-        batches, times = [read.batch for read in reads if read.batch is not None], None
+        batches, times = [chunk.batch for chunk in reads if chunk.batch is not None], None
         if spec.watermark is None and passing is not None and passing <= {spec.event_time}:
             times = self._intakes[reading.fragment].times(batches)
         if times is None:
-            return [Untaken(read) for read in reads]
+            return [Untaken(chunk) for chunk in reads]
         at_us = max(time.now_us(reading.partition), *self._clocks_us.values(), NEVER_US)
         return judged(reads, reading.offset, times, reading.told, at_us, spec.out_of_orderness_us)
 
@@ -640,17 +640,17 @@ class SubtaskRun:
         """
         self._turn += 1
         turn = self._turn % max(1, len(self._readings))
-        rotated = [*self._readings[turn:], *self._readings[:turn]]
+        rotation = [*self._readings[turn:], *self._readings[:turn]]
         if not self._times:
-            return rotated
-        place = {group: i for i, group in enumerate(dict.fromkeys(self._together[r.fragment] for r in rotated))}
+            return rotation
+        place = {group: i for i, group in enumerate(dict.fromkeys(self._together[r.fragment] for r in rotation))}
 
         def before(reading: Reading) -> tuple[int, bool, int]:
             time = self._times.get(reading.fragment)
             rank = (False, 0) if time is None else time.turn(reading.partition)
             return place[self._together[reading.fragment]], *rank
 
-        return sorted(rotated, key=before)
+        return sorted(rotation, key=before)
 
     def _emit(self, reading: Reading, time: EventTime | None, batch: pa.RecordBatch, following: int) -> None:
         self.quiet = NO_EPOCH
@@ -661,9 +661,9 @@ class SubtaskRun:
         reading.offset = following = arrival.following
         if reading.caught_up():
             reading.look_for_end()
-        taken = batch.num_rows
-        self._throttle.took(taken)
-        self.records_in += taken
+        row_count = batch.num_rows
+        self._throttle.took(row_count)
+        self.records_in += row_count
         if time is not None:
             time.woke(reading.partition)
         rows, arrival = self._intakes[reading.fragment].take(batch, arrival)
@@ -675,7 +675,7 @@ class SubtaskRun:
                 if reading.is_over():
                     time.at_end(reading.partition, reading.ended)
             if pace is not None:
-                pace.took(taken, self._limit.now() - began)
+                pace.took(row_count, self._limit.now() - began)
 
         self._fragments[reading.fragment].on_batch(rows, arrival)
         self._once_through(reading.fragment, through)

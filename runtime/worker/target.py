@@ -18,7 +18,7 @@ from holdfast.state.tables.slab import Memory
 from holdfast.state.tables.spec import TableSpec
 
 
-class Target(Protocol):
+class StateTarget(Protocol):
     """The state of a subtask as of a completed epoch: what `Deploy` and `Follow` name."""
 
     @property
@@ -39,17 +39,17 @@ class Target(Protocol):
     def topic(self) -> TopicState | None: ...
 
 
-def identity_of(target: Target, worker: WorkerId) -> Identity:
+def identity_of(target: StateTarget, worker: WorkerId) -> Identity:
     """Return the identity of a subtask's state: the job, generation, timeline and worker."""
     return Identity(target.job_uuid, Generation(target.generation), target.timeline, worker)
 
 
-def cut_of(target: Target) -> Cut:
+def cut_of(target: StateTarget) -> Cut:
     """Return the completed epoch of a target, with its manifest."""
     return Cut(target.base_epoch, target.lineage.get(target.base_epoch, ""))
 
 
-def new_store(plan: Plan, target: Target, worker: WorkerId, memory: Memory) -> StateStore:
+def new_store(plan: Plan, target: StateTarget, worker: WorkerId, memory: Memory) -> StateStore:
     """Return an empty store for a target."""
     specs = [operator.table for operator in plan.operators]
     return StateStore(identity_of(target, worker), specs, plan.key_groups, target.handle.key_groups, memory)
@@ -60,13 +60,13 @@ def declared(spec: TableSpec) -> str:
     return "|".join([declaration(spec), *(repr(column.default) for column in spec.columns)])
 
 
-def wanted_of(plan: Plan, target: Target, content: str = "") -> Wanted:
+def wanted_of(plan: Plan, target: StateTarget, content: str = "") -> Wanted:
     """Return which image has the state of a target, or something on which it builds."""
     found = {operator.id: declared(operator.table) for operator in plan.operators}
     return Wanted(target.job_uuid, target.handle.key_groups, found, cut_of(target), target.lineage, content)
 
 
-def content_of(target: Target) -> str:
+def content_of(target: StateTarget) -> str:
     """Return the hash of the base object on which a target builds; empty if there is none, or several."""
     base, handle = target.handle.base, target.handle
     alone = len(base) == 1 and all(each.epoch > handle.base_epoch for each in handle.segments)

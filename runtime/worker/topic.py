@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from holdfast.checkpoint.bases import pieces, undelivered
 from holdfast.model import NO_EPOCH, Epoch, SegmentRef, Timeline, WorkerId
 from holdfast.runtime.plan.compiler import Plan
-from holdfast.runtime.worker.target import Target
+from holdfast.runtime.worker.target import StateTarget
 from holdfast.sinks.contract.changelogs import (
     ROOT,
     AsOf,
@@ -42,7 +42,7 @@ class Older:
     """The part of a target's state that a topic holds."""
 
     plan: Plan
-    target: Target
+    target: StateTarget
     found: OpenChangelog
 
     @property
@@ -71,17 +71,17 @@ class Older:
         target, plan, topic = self.target, self.plan, self.target.topic
         if topic is None or after >= target.base_epoch:
             return
-        owned, count = target.handle.key_groups, plan.key_groups
+        key_groups, count = target.handle.key_groups, plan.key_groups
         epoch = min([target.base_epoch, *(piece.epoch for piece in before)])
         header = SegmentHeader(target.job_uuid, target.generation, Timeline(target.timeline), epoch, NO_EPOCH, READER)
         specs = {operator.id: operator.table for operator in plan.operators}
-        which = AsOf(target.job_uuid, topic.history, target.base_epoch, after, owned, count)
+        which = AsOf(target.job_uuid, topic.history, target.base_epoch, after, key_groups, count)
         for records in self.found.records(which, advanced):
-            for delta in deltas_in(records, specs, owned, count, epoch):
-                yield Piece(seal(header, [delta]), owned)
+            for delta in deltas_in(records, specs, key_groups, count, epoch):
+                yield Piece(seal(header, [delta]), key_groups)
 
 
-def older(plan: Plan, target: Target) -> Older:
+def older(plan: Plan, target: StateTarget) -> Older:
     """Look at what the topic holds for a target.
 
     Raises:
@@ -91,10 +91,10 @@ def older(plan: Plan, target: Target) -> Older:
         Unavailable: it cannot be reached now.
     """
     changelog = ROOT if target.topic is None or target.base_epoch == NO_EPOCH else plan.changelog
-    found = changelog.open(target.job_uuid)
+    open_changelog = changelog.open(target.job_uuid)
     if target.topic is not None and target.base_epoch != NO_EPOCH:
         where = f"changelog {shown_place(changelog.place)}"
-        check_ours(where, found, target.claim)
-        check_holds(where, found, target.topic.delivered)
-        check_reaches(where, found, target.base_epoch)
-    return Older(plan, target, found)
+        check_ours(where, open_changelog, target.claim)
+        check_holds(where, open_changelog, target.topic.delivered)
+        check_reaches(where, open_changelog, target.base_epoch)
+    return Older(plan, target, open_changelog)

@@ -18,7 +18,7 @@ from holdfast.errors import HoldfastError
 from holdfast.runtime.plan.model import Plan
 from holdfast.sinks.contract.sink import Uploader
 from holdfast.sinks.contract.target import Upload
-from holdfast.sinks.protocol.staging import Part, decode
+from holdfast.sinks.protocol.staging import StagedPart, decode
 
 UPLOAD_FROM_BYTES = 1 << 20
 """A committer handles smaller parts itself: a request for each costs more than the work on their rows."""
@@ -40,7 +40,7 @@ class Uploads:
         self._open: dict[str, Uploader] = {}
         self._paused = Counter[str]() if paused is None else paused
 
-    def upload(self, upload: Upload, part: Part) -> str | None:
+    def upload(self, upload: Upload, part: StagedPart) -> str | None:
         """Return what names the rows of a part in its target; None if they are not there."""
         if upload.sink not in self._sinks or len(part.data) < self._least:
             return None

@@ -54,17 +54,17 @@ def accept(sink: Sink, batch: pa.RecordBatch) -> None:
 
 def undeliverable(sink: Sink, tag: Tag, batches: Iterable[pa.RecordBatch], error: BaseException) -> ConfigError:
     """Return the error for rows of a completed epoch that the target's library cannot convert."""
-    shown = ""
+    detail = ""
     for batch in batches:
         try:
             accept(sink, batch)
         except ConfigError as refusal:
-            shown = f" ({refusal.what})"
+            detail = f" ({refusal.what})"
             break
         except HoldfastError:
             break
     return ConfigError(
-        f"{sink.where}: a value of epoch {tag.epoch} cannot be converted for the target: {_named(error)}{shown}",
+        f"{sink.where}: a value of epoch {tag.epoch} cannot be converted for the target: {_named(error)}{detail}",
         not_done=NO_ROW,
         next_step="correct the job so that it drops or converts such values, and leave these rows behind with "
         f"{LAST_DELIVERED}",

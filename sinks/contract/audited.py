@@ -103,7 +103,7 @@ class Gone(Exception):
     """The target is missing, though the job wrote to it."""
 
 
-class Misfit(Exception):
+class ForeignValue(Exception):
     """The target holds a value that the job's output cannot have left there."""
 
 
@@ -128,13 +128,15 @@ def digest_of_changes(
         Misfit: a value does not fit the stream, or a row no longer exists although the stream deletes none.
     """
     whole = [{**k, **row} if row is not None else k for k, row in zip(keys, rows, strict=True)]
-    gone = np.array([row is None for row in rows], np.bool_)
+    missing_mask = np.array([row is None for row in rows], np.bool_)
     if not upsert:
-        if gone.any():
-            raise Misfit(f"{int(gone.sum())} rows that were put are missing, and nothing deletes rows here")
+        if missing_mask.any():
+            raise ForeignValue(
+                f"{int(missing_mask.sum())} rows that were put are missing, and nothing deletes rows here"
+            )
         return digest_of(batch_of(whole, schema))
-    ops = pa.array(np.where(gone, DELETE, PUT).astype(np.int8))
-    return digest_of(batch_of(whole, schema).append_column(OP, ops), gone, (*key, OP))
+    ops = pa.array(np.where(missing_mask, DELETE, PUT).astype(np.int8))
+    return digest_of(batch_of(whole, schema).append_column(OP, ops), missing_mask, (*key, OP))
 
 
 def batch_of(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.RecordBatch:
@@ -147,7 +149,7 @@ def _column(name: str, values: list[Any], kind: pa.DataType) -> pa.Array:
     try:
         return pa.array([None if value is None else _value(value, kind) for value in values], _widest(kind))
     except (pa.ArrowException, ValueError, OverflowError, TypeError) as error:
-        raise Misfit(f"column {name!r} holds a value that is not a {kind}: {error}") from error
+        raise ForeignValue(f"column {name!r} holds a value that is not a {kind}: {error}") from error
 
 
 def _widest(kind: pa.DataType) -> pa.DataType:
@@ -172,19 +174,19 @@ def _value(value: Any, kind: pa.DataType) -> Any:
         if value not in (0, 1) or not isinstance(value, int):
             raise ValueError(f"{value!r}")
         return bool(value)
-    wanted: type | tuple[type, ...] = bytes
+    python_type: type | tuple[type, ...] = bytes
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         if not isinstance(value, str):
             raise TypeError(f"{value!r}")
         return datetime.fromisoformat(value) if pa.types.is_timestamp(kind) else date.fromisoformat(value)
     if pa.types.is_integer(kind):
-        wanted = int
+        python_type = int
     elif pa.types.is_floating(kind):
         if value == "NaN":  # of a database that has none
             return math.nan
-        wanted = (int, float)
+        python_type = (int, float)
     elif _is_text(kind):
-        wanted = str
-    if not isinstance(value, wanted):
+        python_type = str
+    if not isinstance(value, python_type):
         raise TypeError(f"{value!r}")
     return value

@@ -90,7 +90,7 @@ class OpenChangelog(Protocol):
         """
 
 
-class Compaction(Protocol):
+class ChangelogCompaction(Protocol):
     """The compactions of one job's changelog; for use by one thread at a time."""
 
     def compact(self, owner: str, history: Sequence[Stretch], horizon: Epoch) -> bool:
@@ -130,7 +130,7 @@ class Changelog(Protocol):
     def in_memory(self, name: str) -> Changelog:
         """Return the same place in the memory of this process, for tests."""
 
-    def compaction(self, job_uuid: str) -> Compaction:
+    def compaction(self, job_uuid: str) -> ChangelogCompaction:
         """Return its compactions; no connection is made yet."""
 
 
@@ -147,7 +147,7 @@ class Nothing(OpenChangelog):
 
 
 @dataclass(frozen=True)
-class NoCompaction(Compaction):
+class NoCompaction(ChangelogCompaction):
     """Segments in the root are merged by the workers."""
 
     def compact(self, owner: str, history: Sequence[Stretch], horizon: Epoch) -> bool:
@@ -175,7 +175,7 @@ class Root(Changelog):
     def in_memory(self, name: str) -> Changelog:
         return self
 
-    def compaction(self, job_uuid: str) -> Compaction:
+    def compaction(self, job_uuid: str) -> ChangelogCompaction:
         return NoCompaction()
 
 

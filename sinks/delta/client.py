@@ -33,7 +33,7 @@ from holdfast.sinks.lakehouse.book import Deliverer
 from holdfast.sinks.lakehouse.columns import changed_columns
 from holdfast.sinks.lakehouse.history import UNKNOWN, Entry
 from holdfast.sinks.lakehouse.rewind import digest
-from holdfast.sinks.lakehouse.target import Change
+from holdfast.sinks.lakehouse.target import TableCommit
 from holdfast.traits import local
 
 INFO = "holdfast"
@@ -192,7 +192,7 @@ class LoadedVersion:
                 self._numbers[name] = self._table.transaction_version(name)
         return self._numbers[name]
 
-    def commit(self, change: Change) -> bool:
+    def commit(self, change: TableCommit) -> bool:
         """See target.Version."""
         name = uuid.uuid4().hex
         properties = CommitProperties(
@@ -212,17 +212,17 @@ class LoadedVersion:
 
     def history(self) -> Iterator[Entry]:
         """See rewind.RewindVersion. Each commit is a file, so they are read as far as they are asked for."""
-        seen = 0
+        count = 0
         for limit in (*HISTORY_READ, None):
             with self._connection.raising():
-                found = self._table.history(limit)
-            for each in found[seen:]:
+                commits = self._table.history(limit)
+            for each in commits[count:]:
                 info = _info(each)
                 restored = _restored(each) if info is None else None
                 yield Entry(each["version"], str(each.get("operation")), info, restored=restored)
-            if limit is None or len(found) < limit:
+            if limit is None or len(commits) < limit:
                 return
-            seen = len(found)
+            count = len(commits)
 
     def deliverers(self) -> Collection[Deliverer]:
         """See sink.SinkVersion. The book cannot be listed, so they are those of the commits that the log still has."""
@@ -257,11 +257,11 @@ class LoadedVersion:
         """See rewind.RewindVersion."""
         import pyarrow.dataset as ds  # it imports pandas, which only a rewind should wait for
 
-        wanted = set(files)
+        paths = set(files)
         with self._connection.raising():
             whole = self._table.to_pyarrow_dataset()
-            chosen = [each for each in whole.get_fragments() if each.path in wanted]
-            assert len(chosen) == len(wanted), "a version has the files that it lists"
+            chosen = [each for each in whole.get_fragments() if each.path in paths]
+            assert len(chosen) == len(paths), "a version has the files that it lists"
             part = ds.FileSystemDataset(chosen, whole.schema, whole.format, whole.filesystem)
             found = [digest(batch, key) for batch in part.to_batches() if batch.num_rows]
         return pl.concat(found or [digest(pa.RecordBatch.from_pylist([], whole.schema), key)])
@@ -270,7 +270,7 @@ class LoadedVersion:
         handler = DeltaStorageHandler.from_table(self._table._table)
         return fs.PyFileSystem(handler)
 
-    def _write(self, change: Change, properties: CommitProperties) -> None:
+    def _write(self, change: TableCommit, properties: CommitProperties) -> None:
         if change.restore is not None:
             # The library writes version + 1 or fails. Then it loads the newest version, which may be another one's.
             self._table.restore(change.restore, commit_properties=properties)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from holdfast.sinks.lakehouse.columns import Format
+from holdfast.sinks.lakehouse.columns import TableFormat
 
-DELTA = Format(
+DELTA = TableFormat(
     name="Delta",
     table="a Delta table",
     wider={pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64()},

@@ -48,17 +48,17 @@ def is_conflict(error: Exception) -> bool:
 def meaning_of(place: DeltaPlace, error: Exception) -> HoldfastError:
     """Return the error's meaning for a delivery."""
     text = _DOCUMENT.sub(lambda found: ": ".join(_ABOUT.findall(found[0])), place.without_secrets(str(error)))
-    said = " ".join(_COLOURS.sub(" ", text).split())
-    judged = _without_names(place, said)
-    if _NOT_ADMITTED.search(judged):
-        return _LOGIN(place.where, said)
-    if _GAP.search(judged):
-        return _HOLE(place.where, f"commits are missing in the middle of the table's log: {said[:300]}")
-    if isinstance(error, DeltaProtocolError | SchemaMismatchError) or _REFUSED.search(judged):
-        return _CHANGED(place.where, said)
-    if "NoSuchBucket" in judged:
-        return _BUCKET(place.where, said)
-    return data_file_gone(place.where, said) if is_data_file_gone(said) else _UNREACHABLE(place.where, said)
+    message = " ".join(_COLOURS.sub(" ", text).split())
+    nameless_text = _without_names(place, message)
+    if _NOT_ADMITTED.search(nameless_text):
+        return _LOGIN(place.where, message)
+    if _GAP.search(nameless_text):
+        return _HOLE(place.where, f"commits are missing in the middle of the table's log: {message[:300]}")
+    if isinstance(error, DeltaProtocolError | SchemaMismatchError) or _REFUSED.search(nameless_text):
+        return _CHANGED(place.where, message)
+    if "NoSuchBucket" in nameless_text:
+        return _BUCKET(place.where, message)
+    return data_file_gone(place.where, message) if is_data_file_gone(message) else _UNREACHABLE(place.where, message)
 
 
 _LOGIN = not_admitted(

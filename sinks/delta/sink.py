@@ -19,7 +19,7 @@ from holdfast.errors import ConfigError
 from holdfast.extras import install
 from holdfast.sinks.delta.columns import DELTA
 from holdfast.sinks.delta.place import DeltaPlace, place_of
-from holdfast.sinks.lakehouse.columns import Columns
+from holdfast.sinks.lakehouse.columns import TableColumns
 from holdfast.sinks.lakehouse.options import Option
 from holdfast.sinks.lakehouse.sink import LakehouseSink, SinkConnection
 from holdfast.storage.paths import refuse_password
@@ -65,15 +65,15 @@ class Delta(LakehouseSink["LoadedVersion"]):
         partition_by: Iterable[str] = (),
         options: Mapping[str, Option] | None = None,
     ) -> None:
-        given = os.fspath(path)
-        refuse_password(given, "the path of hf.Delta")
-        if not given:
+        location = os.fspath(path)
+        refuse_password(location, "the path of hf.Delta")
+        if not location:
             raise ConfigError(
                 "hf.Delta: the path is empty", not_done="the job was not planned", next_step="give a folder or a URL"
             )
         key = (key,) if isinstance(key, str) else key
         partition_by = (partition_by,) if isinstance(partition_by, str) else partition_by
-        place = place_of(given if "://" in given else os.path.abspath(given), options)
+        place = place_of(location if "://" in location else os.path.abspath(location), options)
         object.__setattr__(self, "place", place)
         object.__setattr__(self, "key", None if key is None else tuple(key))
         object.__setattr__(self, "partition_by", tuple(partition_by))
@@ -94,8 +94,8 @@ class Delta(LakehouseSink["LoadedVersion"]):
         return self.traits_of("Delta", place, local(self.place.path), self.place.secrets)
 
     @property
-    def _columns(self) -> Columns:
-        return Columns(DELTA, self.where, self.key, self.partition_by)
+    def _columns(self) -> TableColumns:
+        return TableColumns(DELTA, self.where, self.key, self.partition_by)
 
     def _connection(self) -> DeltaConnection:
         try:

@@ -33,8 +33,8 @@ from holdfast.sinks.files.format import (
     META_PATH,
     OWN_FOLDER,
     STAGING,
-    Commit,
     DataFile,
+    FolderCommit,
     Meta,
     before_the_first,
     damaged,
@@ -98,7 +98,7 @@ def new_id() -> str:
     return uuid.uuid4().hex
 
 
-class Commits:
+class FolderCommits:
     """The commits of a folder as one process knows them.
 
     Args:
@@ -110,7 +110,7 @@ class Commits:
         self._where, self._open_stores = where, stores
         self._stores: Stores | None = None
         self._meta: Meta | None = None
-        self._tail: Commit | None = None
+        self._tail: FolderCommit | None = None
         self._published = -1
         """The sequence of the newest commit whose files this process knows to be published."""
 
@@ -121,7 +121,7 @@ class Commits:
         return self._meta
 
     @property
-    def tail(self) -> Commit:
+    def tail(self) -> FolderCommit:
         """The newest commit; after `refresh`."""
         assert self._tail is not None
         return self._tail
@@ -133,7 +133,7 @@ class Commits:
             self._stores = self._open_stores()
         return self._stores
 
-    def refresh(self) -> Commit:
+    def refresh(self) -> FolderCommit:
         """Look for newer commits; return the newest. Begins again if the known one no longer exists.
 
         Raises:
@@ -141,18 +141,18 @@ class Commits:
             Unavailable: it is unreachable, or was deleted or replaced while it was open.
             Damaged: a commit is broken.
         """
-        known = self._tail
-        if known is None or known.sequence == 0 or not self._stands(known):
-            known = self._newest()
-        followed = 0
-        while (following := self._read(known.sequence + 1)) is not None:
-            known, followed = following, followed + 1
-            if followed == FOLLOWED_MAX:  # other sinks have committed for a long time
-                known, followed = self.at(newest_sequence(self.stores.own, known.sequence)), 0
-        self._tail = known
-        return known
+        tail = self._tail
+        if tail is None or tail.sequence == 0 or not self._stands(tail):
+            tail = self._newest()
+        steps = 0
+        while (following := self._read(tail.sequence + 1)) is not None:
+            tail, steps = following, steps + 1
+            if steps == FOLLOWED_MAX:  # other sinks have committed for a long time
+                tail, steps = self.at(newest_sequence(self.stores.own, tail.sequence)), 0
+        self._tail = tail
+        return tail
 
-    def at(self, sequence: int) -> Commit:
+    def at(self, sequence: int) -> FolderCommit:
         """Return a commit up to the newest one. Raises Damaged if it is missing."""
         if sequence == 0:
             return before_the_first(self.meta)
@@ -160,7 +160,7 @@ class Commits:
             raise damaged(commit_path(sequence), "is missing, though later commits exist")
         return found
 
-    def append(self, commit: Commit) -> bool:
+    def append(self, commit: FolderCommit) -> bool:
         """Create the commit that follows the newest one; false if another process was faster.
 
         Raises:
@@ -261,21 +261,21 @@ class Commits:
             if standing is None or standing < by.tag:
                 yield path
 
-    def _stands(self, commit: Commit) -> bool:
+    def _stands(self, commit: FolderCommit) -> bool:
         """Return whether the folder holds this commit, byte for byte; one of another folder is not decoded."""
         try:
             return self.stores.own.get(commit_path(commit.sequence)) == encode(commit)
         except NotFound:
             return False
 
-    def _read(self, sequence: int) -> Commit | None:
+    def _read(self, sequence: int) -> FolderCommit | None:
         assert self._meta is not None
         try:
             return decode_commit(self._meta.uuid, sequence, self.stores.own.get(commit_path(sequence)))
         except NotFound:
             return None
 
-    def _newest(self) -> Commit:
+    def _newest(self) -> FolderCommit:
         """Find the newest commit from nothing."""
         known, self._meta = self._meta, read_meta(self.stores.own)
         if self._meta is None or (known is not None and known.uuid != self._meta.uuid):

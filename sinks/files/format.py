@@ -34,7 +34,7 @@ OWN_FOLDER = "_holdfast"
 """Readers leave out folders that begin with an underscore."""
 META_PATH = "files.json"
 STAGING = "staging"
-_Record = TypeVar("_Record", "Meta", "Commit")
+_Record = TypeVar("_Record", "Meta", "FolderCommit")
 
 
 class Meta(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,7 +90,7 @@ class DataFile(msgspec.Struct, frozen=True, array_like=True):
     staged: str
 
 
-class WriterTag(msgspec.Struct, frozen=True, array_like=True):
+class FolderTag(msgspec.Struct, frozen=True, array_like=True):
     """The tag of a writer, which is named as in a log."""
 
     writer: str
@@ -103,7 +103,7 @@ class WriterTag(msgspec.Struct, frozen=True, array_like=True):
         return Tag(Timeline(self.timeline), Epoch(self.epoch))
 
 
-class Owner(msgspec.Struct, frozen=True, array_like=True):
+class FolderOwner(msgspec.Struct, frozen=True, array_like=True):
     """The driver that last took the folder over for a sink, named `<job uuid>/<sink>`."""
 
     sink: str
@@ -111,7 +111,7 @@ class Owner(msgspec.Struct, frozen=True, array_like=True):
     generation: int
 
 
-class Commit(msgspec.Struct, frozen=True, kw_only=True):
+class FolderCommit(msgspec.Struct, frozen=True, kw_only=True):
     """Contents of a commit.
 
     Args:
@@ -125,11 +125,11 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     sequence: int
     id: str
     folder: str
-    moved: WriterTag | None = None
+    moved: FolderTag | None = None
     files: tuple[DataFile, ...] = ()
     emptied: tuple[str, ...] = ()
-    tags: tuple[WriterTag, ...] = ()
-    owners: tuple[Owner, ...] = ()
+    tags: tuple[FolderTag, ...] = ()
+    owners: tuple[FolderOwner, ...] = ()
     v: int = FORMAT_VERSION
 
     def tag_of(self, writer: str) -> Tag | None:
@@ -147,7 +147,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
         return max((each.tag for each in self.tags if is_writer_of(each.writer, job_uuid, sink)), default=None)
 
 
-_META, _COMMIT = msgspec.json.Decoder(Meta), msgspec.json.Decoder(Commit)
+_META, _COMMIT = msgspec.json.Decoder(Meta), msgspec.json.Decoder(FolderCommit)
 
 
 class Claimed(NamedTuple):
@@ -158,14 +158,14 @@ class Claimed(NamedTuple):
     claim: Claim | None
 
 
-def delivery(tail: Commit, id: str, moved: WriterTag, staged: Sequence[StagedFile], by: Claimed) -> Commit:
+def delivery(tail: FolderCommit, id: str, moved: FolderTag, staged: Sequence[StagedFile], by: Claimed) -> FolderCommit:
     """Return the commit that follows and adds the files of one delivery."""
     sequence = tail.sequence + 1
     files = tuple(
         DataFile(final_path(each.folder, sequence, id, number), each.rows, each.size, each.path)
         for number, each in enumerate(staged)
     )
-    return Commit(
+    return FolderCommit(
         sequence=sequence,
         id=id,
         folder=tail.folder,
@@ -176,9 +176,11 @@ def delivery(tail: Commit, id: str, moved: WriterTag, staged: Sequence[StagedFil
     )
 
 
-def taking_back(tail: Commit, id: str, moved: Iterable[WriterTag], emptied: Iterable[str], by: Claimed) -> Commit:
+def taking_back(
+    tail: FolderCommit, id: str, moved: Iterable[FolderTag], emptied: Iterable[str], by: Claimed
+) -> FolderCommit:
     """Return the commit that follows and records a rewind."""
-    return Commit(
+    return FolderCommit(
         sequence=tail.sequence + 1,
         id=id,
         folder=tail.folder,
@@ -188,9 +190,9 @@ def taking_back(tail: Commit, id: str, moved: Iterable[WriterTag], emptied: Iter
     )
 
 
-def before_the_first(meta: Meta) -> Commit:
+def before_the_first(meta: Meta) -> FolderCommit:
     """Return the empty commit that precedes all commits of a folder."""
-    return Commit(sequence=0, id="", folder=meta.uuid)
+    return FolderCommit(sequence=0, id="", folder=meta.uuid)
 
 
 def final_path(folder: str, sequence: int, id: str, number: int) -> str:
@@ -205,7 +207,7 @@ def staged_path(job_uuid: str, writer: Writer, tag: Tag, id: str, number: int) -
     return f"{STAGING}/job={quote(job_uuid, safe='')}/sink={quote(writer.sink, safe='')}/{writer.subtask}/{at}"
 
 
-def staged_by(path: str) -> WriterTag | None:
+def staged_by(path: str) -> FolderTag | None:
     """Return the writer that staged a file, and the tag under which; None for a foreign name."""
     parts = path.split("/")
     if len(parts) != 5 or not parts[1].startswith("job=") or not parts[2].startswith("sink="):
@@ -215,7 +217,7 @@ def staged_by(path: str) -> WriterTag | None:
     if not (timeline.isdecimal() and epoch.isdecimal() and parts[3].isdecimal()):
         return None
     job, sink = unquote(parts[1].removeprefix("job=")), unquote(parts[2].removeprefix("sink="))
-    return WriterTag(f"{job}/{sink}/{parts[3]}", int(timeline), int(epoch))
+    return FolderTag(f"{job}/{sink}/{parts[3]}", int(timeline), int(epoch))
 
 
 def writer_name(job_uuid: str, writer: Writer) -> str:
@@ -239,7 +241,7 @@ def new_meta(uuid: str, schema: pa.Schema, partitioning: Partitioning) -> Meta:
     )
 
 
-def encode(record: Meta | Commit) -> bytes:
+def encode(record: Meta | FolderCommit) -> bytes:
     """Return a record as it is stored."""
     return with_hash(msgspec.json.encode(record))
 
@@ -249,7 +251,7 @@ def decode_meta(data: bytes) -> Meta:
     return _decoded(META_PATH, data, _META)
 
 
-def decode_commit(folder: str, sequence: int, data: bytes) -> Commit:
+def decode_commit(folder: str, sequence: int, data: bytes) -> FolderCommit:
     """Return the contents of a commit. Raises Damaged, ConfigError."""
     path = commit_path(sequence)
     commit = _decoded(path, data, _COMMIT)
@@ -292,14 +294,14 @@ def _is_final(path: str) -> bool:
     return is_object_in("in", f"in/{path}") and not path.startswith(OWN_FOLDER)
 
 
-def _tags_after(tail: Commit, moved: Iterable[WriterTag]) -> tuple[WriterTag, ...]:
+def _tags_after(tail: FolderCommit, moved: Iterable[FolderTag]) -> tuple[FolderTag, ...]:
     tags = {each.writer: each for each in (*tail.tags, *moved)}
     return tuple(tags[name] for name in sorted(tags))
 
 
-def _owners_after(tail: Commit, by: Claimed) -> tuple[Owner, ...]:
+def _owners_after(tail: FolderCommit, by: Claimed) -> tuple[FolderOwner, ...]:
     owners = {each.sink: each for each in tail.owners}
     if by.claim is not None:
         name = f"{by.job_uuid}/{by.sink}"
-        owners[name] = Owner(name, by.claim.owner, by.claim.generation)
+        owners[name] = FolderOwner(name, by.claim.owner, by.claim.generation)
     return tuple(owners[name] for name in sorted(owners))

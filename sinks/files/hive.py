@@ -35,7 +35,7 @@ _ESCAPED = re.compile(r"[\x00-\x1f\x7f\"#%'*/:=?\\{\[\]^]")
 _DIGITS = re.compile(r"-?[0-9]+")
 
 
-class Unfit(Exception):
+class NoFolder(Exception):
     """A column or a value has no folder; the text is the reason."""
 
 
@@ -55,23 +55,23 @@ class Partitioning:
         """Refuse columns that are missing, or cannot be folders. Raises Unfit."""
         for name in self.columns:
             if name not in schema.names:
-                raise Unfit(f"there is no column {name!r} to partition by")
+                raise NoFolder(f"there is no column {name!r} to partition by")
             if not has_folders(schema.field(name).type):
-                raise Unfit(f"column {name!r} is {schema.field(name).type}; use text, integers, booleans or dates")
+                raise NoFolder(f"column {name!r} is {schema.field(name).type}; use text, integers, booleans or dates")
             if name.startswith(("_", ".")) or _ESCAPED.search(name):
-                raise Unfit(f"readers would leave out, or misread, a folder named after column {name!r}")
+                raise NoFolder(f"readers would leave out, or misread, a folder named after column {name!r}")
         if len(set(self.columns)) < len(self.columns):
-            raise Unfit("partition_by names a column twice")
+            raise NoFolder("partition_by names a column twice")
         if len(self.columns) == len(schema.names):
-            raise Unfit("partition_by leaves no column for the files")
+            raise NoFolder("partition_by leaves no column for the files")
         if self.date_of is not None:
             self._refuse_date(self.date_of, schema)
 
     def _refuse_date(self, name: str, schema: pa.Schema) -> None:
         if name not in schema.names or not pa.types.is_timestamp(schema.field(name).type):
-            raise Unfit(f"there is no column {name!r} of timestamps for date_of")
+            raise NoFolder(f"there is no column {name!r} of timestamps for date_of")
         if DATE in schema.names:
-            raise Unfit(f"the stream has a column {DATE!r}, as date_of would add")
+            raise NoFolder(f"the stream has a column {DATE!r}, as date_of would add")
 
     def in_files(self, schema: pa.Schema) -> pa.Schema:
         """Return the columns of the files. They may be null, as Parquet readers expect."""
@@ -85,7 +85,7 @@ class Partitioning:
                 columns.append((DATE, _dates(batch.column(self.date_of))))
             levels = [_level(name, column) for name, column in columns]
         except (OverflowError, ValueError) as error:  # of a date; Arrow's errors are ValueErrors
-            raise Unfit(f"a date lies outside the years 1 to 9999: {error}") from error
+            raise NoFolder(f"a date lies outside the years 1 to 9999: {error}") from error
         return pc.binary_join_element_wise(*levels, "/") if levels else None
 
     def split(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
@@ -94,11 +94,11 @@ class Partitioning:
         if folders is None:
             yield "", batch
             return
-        encoded = folders.dictionary_encode()
-        places = encoded.indices.to_numpy()
+        folder_codes = folders.dictionary_encode()
+        places = folder_codes.indices.to_numpy()
         order = np.argsort(places, kind="stable")
-        begins = np.searchsorted(places[order], np.arange(len(encoded.dictionary) + 1))
-        for number, folder in enumerate(encoded.dictionary.to_pylist()):
+        begins = np.searchsorted(places[order], np.arange(len(folder_codes.dictionary) + 1))
+        for number, folder in enumerate(folder_codes.dictionary.to_pylist()):
             yield folder, batch.take(pa.array(order[begins[number] : begins[number + 1]]))
 
 
@@ -123,12 +123,12 @@ def folder_of(name: str, value: Any) -> str:
 
 def values_in(path: str) -> dict[str, str | None]:
     """Return the text per column that the folders of a path hold; None for a missing value."""
-    found: dict[str, str | None] = {}
+    values: dict[str, str | None] = {}
     for folder in path.split("/")[:-1]:
         name, equals, text = folder.partition("=")
         if equals:
-            found[unquote(name)] = None if text == DEFAULT else unquote(text)
-    return found
+            values[unquote(name)] = None if text == DEFAULT else unquote(text)
+    return values
 
 
 def value_of(text: str | None, kind: pa.DataType) -> pa.Scalar:
@@ -136,7 +136,7 @@ def value_of(text: str | None, kind: pa.DataType) -> pa.Scalar:
     try:
         return pa.scalar(_parsed(text, kind), kind)
     except (ValueError, OverflowError, pa.ArrowException) as error:
-        raise Unfit(f"{text!r} is no {kind}") from error
+        raise NoFolder(f"{text!r} is no {kind}") from error
 
 
 def _parsed(text: str | None, kind: pa.DataType) -> Any:
@@ -155,11 +155,11 @@ def _no_value(text: str) -> Any:
 
 def _level(name: str, column: pa.Array) -> pa.Array:
     """Return the folder of each row for one column."""
-    encoded = column.dictionary_encode(null_encoding="encode")
-    names = [folder_of(name, value) for value in encoded.dictionary.to_pylist()]
+    value_codes = column.dictionary_encode(null_encoding="encode")
+    names = [folder_of(name, value) for value in value_codes.dictionary.to_pylist()]
     if long := next((each for each in names if len(each.encode()) > NAME_BYTES_MAX), None):
-        raise Unfit(f"the folder {long[:40]!r}... would have a name of more than {NAME_BYTES_MAX} bytes")
-    return pa.array(names, pa.string()).take(encoded.indices)
+        raise NoFolder(f"the folder {long[:40]!r}... would have a name of more than {NAME_BYTES_MAX} bytes")
+    return pa.array(names, pa.string()).take(value_codes.indices)
 
 
 def _dates(column: pa.Array) -> pa.Array:

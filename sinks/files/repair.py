@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterator
 
 from holdfast.errors import Unavailable
 from holdfast.sinks.contract.sink import Repair, Rewinding
-from holdfast.sinks.files.commits import Commits, new_id
+from holdfast.sinks.files.commits import FolderCommits, new_id
 from holdfast.sinks.files.format import (
     STAGING,
     Claimed,
     DataFile,
-    WriterTag,
+    FolderTag,
     is_writer_of,
     taking_back,
     writer_name,
@@ -33,7 +33,7 @@ Size = Callable[[str], int | None]
 """Returns the bytes of the file with a final name; None if there is none. Raises Unavailable."""
 
 
-def plan_repair(where: str, commits: Commits, size_of: Size, rewinding: Rewinding) -> Repair:
+def plan_repair(where: str, commits: FolderCommits, size_of: Size, rewinding: Rewinding) -> Repair:
     """See Repairs.plan_repair."""
     commits.refresh()
     if _stands(where, commits, rewinding):
@@ -44,7 +44,7 @@ def plan_repair(where: str, commits: Commits, size_of: Size, rewinding: Rewindin
     return _repaired(files, rewinding) if lost is None else impossible(lost)
 
 
-def repair(where: str, commits: Commits, size_of: Size, rewinding: Rewinding) -> Repair:
+def repair(where: str, commits: FolderCommits, size_of: Size, rewinding: Rewinding) -> Repair:
     """See Repairs.repair. If a crash follows the commit, the next use of the folder completes the rest."""
     by = Claimed(rewinding.job_uuid, rewinding.sink, rewinding.claim)
     for _ in range(ATTEMPTS_MAX):
@@ -68,7 +68,7 @@ def repair(where: str, commits: Commits, size_of: Size, rewinding: Rewinding) ->
     )
 
 
-def _stands(where: str, commits: Commits, rewinding: Rewinding) -> bool:
+def _stands(where: str, commits: FolderCommits, rewinding: Rewinding) -> bool:
     """Return whether all tags have moved. Raises Fenced, Damaged."""
     admit(where, commits.tail, Claimed(rewinding.job_uuid, rewinding.sink, rewinding.claim))
     newest = commits.tail.newest_of(rewinding.job_uuid, rewinding.sink)
@@ -77,37 +77,37 @@ def _stands(where: str, commits: Commits, rewinding: Rewinding) -> bool:
     return not _moving(commits, rewinding)
 
 
-def _moving(commits: Commits, rewinding: Rewinding) -> list[WriterTag]:
+def _moving(commits: FolderCommits, rewinding: Rewinding) -> list[FolderTag]:
     """Return the tags that move, including those of writers that have none yet."""
     job, sink, to = rewinding.job_uuid, rewinding.sink, rewinding.to
     known = {each.writer: each.tag for each in commits.tail.tags if is_writer_of(each.writer, job, sink)}
     names = sorted({*known, *(writer_name(job, writer) for writer in rewinding.writers)})
-    return [WriterTag(name, to.timeline, to.epoch) for name in names if name not in known or known[name] < to]
+    return [FolderTag(name, to.timeline, to.epoch) for name in names if name not in known or known[name] < to]
 
 
-def _undone(commits: Commits, rewinding: Rewinding) -> Iterator[DataFile]:
+def _undone(commits: FolderCommits, rewinding: Rewinding) -> Iterator[DataFile]:
     """Yield the files to take back, newest commit first.
 
     The walk ends at a commit after which every tag of the sink is at or below the base. A tag goes back only by a
     rewind, which has emptied the files after its own base; so no older file can be above this one.
     """
     job, sink, base = rewinding.job_uuid, rewinding.sink, rewinding.to.epoch
-    emptied, commit = set[str](), commits.tail
+    emptied_paths, commit = set[str](), commits.tail
     while any(is_writer_of(each.writer, job, sink) and each.epoch > base for each in commit.tags):
-        emptied.update(commit.emptied)
+        emptied_paths.update(commit.emptied)
         moved = commit.moved
         if moved is not None and is_writer_of(moved.writer, job, sink) and is_undone(moved.tag, rewinding):
-            yield from (file for file in commit.files if file.path not in emptied)
+            yield from (file for file in commit.files if file.path not in emptied_paths)
         commit = commits.at(commit.sequence - 1)
 
 
 def _lost(files: list[DataFile], size_of: Size) -> str | None:
     """Return why rows can no longer be taken back; None if they can."""
-    lost = [file.path for file in files if size_of(file.path) != file.size]
-    if not lost:
+    paths = [file.path for file in files if size_of(file.path) != file.size]
+    if not paths:
         return None
     return (
-        f"{len(lost)} of {len(files)} files that hold its rows were removed or rewritten since, such as {lost[0]}; "
+        f"{len(paths)} of {len(files)} files that hold its rows were removed or rewritten since, such as {paths[0]}; "
         "other files may hold their rows now"
     )
 

@@ -22,7 +22,7 @@ MEMORY_BYTES_MAX = 512 << 20
 
 
 @dataclass(frozen=True)
-class Finished:
+class FinishedFile:
     """A whole file, for one folder."""
 
     folder: str
@@ -71,7 +71,7 @@ class Rolling:
         self._open: dict[str, _File] = {}
         self._bytes = 0
 
-    def add(self, folder: str, batch: pa.RecordBatch) -> Iterator[Finished]:
+    def add(self, folder: str, batch: pa.RecordBatch) -> Iterator[FinishedFile]:
         """Take rows of a folder; yield the files that are finished with them."""
         if not batch.num_rows:
             return
@@ -89,7 +89,7 @@ class Rolling:
         while self._bytes > self._memory_max:
             yield self._finished(max(self._open, key=lambda each: self._open[each].size))
 
-    def rest(self) -> Iterator[Finished]:
+    def rest(self) -> Iterator[FinishedFile]:
         """Yield the files that are still open, by folder."""
         for folder in sorted(self._open):
             yield self._finished(folder)
@@ -101,10 +101,10 @@ class Rolling:
         file.writer.write_table(pa.Table.from_batches(file.waiting))
         file.waiting, file.waiting_bytes = [], 0
 
-    def _finished(self, folder: str) -> Finished:
+    def _finished(self, folder: str) -> FinishedFile:
         file = self._open.pop(folder)
         self._bytes -= file.size
         if file.waiting:
             self._encode(file)
         file.writer.close()
-        return Finished(folder, file.rows, bytes(file.out.getvalue()))
+        return FinishedFile(folder, file.rows, bytes(file.out.getvalue()))

@@ -15,9 +15,9 @@ from holdfast.ports import TidyStore
 from holdfast.sinks.contract.owners import Claim, Holding, Ownership
 from holdfast.sinks.contract.sink import Repair, Repairs, Rewinding, Sink, check_key
 from holdfast.sinks.contract.target import Fault, no_fault
-from holdfast.sinks.files.commits import Commits, create_folder, open_stores, read_meta
+from holdfast.sinks.files.commits import FolderCommits, create_folder, open_stores, read_meta
 from holdfast.sinks.files.format import Meta
-from holdfast.sinks.files.hive import Partitioning, Unfit
+from holdfast.sinks.files.hive import NoFolder, Partitioning
 from holdfast.sinks.files.repair import Size, plan_repair, repair
 from holdfast.sinks.files.rolling import empty_file
 from holdfast.sinks.files.target import FilesTarget, unfit
@@ -79,7 +79,7 @@ class FilesSink(Repairs, Ownership, Sink):
         try:
             self.partitioning.refuse(schema)
             empty_file(self.partitioning.in_files(schema))
-        except (Unfit, pa.ArrowException, OSError) as error:  # Parquet's own errors are OSErrors
+        except (NoFolder, pa.ArrowException, OSError) as error:  # Parquet's own errors are OSErrors
             raise ConfigError(
                 f"{self.where}: {error}",
                 not_done="the job was not planned",
@@ -104,12 +104,12 @@ class FilesSink(Repairs, Ownership, Sink):
         return "the folder exists and fits the stream"
 
     def check_owner(self, job_uuid: str | None, name: str) -> None:
-        for known in self._commits().refresh().tags:
-            owner, _, rest = known.writer.partition("/")
+        for tag in self._commits().refresh().tags:
+            owner, _, rest = tag.writer.partition("/")
             if rest.rpartition("/")[0] == name and owner != job_uuid:
                 raise ConfigError(
                     f"{self.where}: holds output of a sink {name!r} of another job, {owner}, up to epoch "
-                    f"{known.epoch} of timeline {known.timeline}",
+                    f"{tag.epoch} of timeline {tag.timeline}",
                     not_done="the job was not started, the folder was not changed",
                     next_step="if that job was deleted and recreated, its rows would be added twice: name another "
                     "folder. If both jobs are to write here, give this sink another name",
@@ -118,7 +118,7 @@ class FilesSink(Repairs, Ownership, Sink):
     def accept(self, batch: pa.RecordBatch) -> None:
         try:
             self.partitioning.folders(batch)
-        except Unfit as error:
+        except NoFolder as error:
             raise unfit(self.where, error) from error
 
     def holding(self, job_uuid: str, name: str) -> Holding:
@@ -139,8 +139,8 @@ class FilesSink(Repairs, Ownership, Sink):
     def repair(self, rewinding: Rewinding, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> Repair:
         return repair(self.where, self._commits(), self._sizes(), rewinding)
 
-    def _commits(self) -> Commits:
-        return Commits(self.where, lambda: open_stores(self.path))
+    def _commits(self) -> FolderCommits:
+        return FolderCommits(self.where, lambda: open_stores(self.path))
 
     def _sizes(self) -> Size:
         """Return the function that measures files of the folder, which is opened once for all of them."""

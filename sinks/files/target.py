@@ -19,18 +19,18 @@ from holdfast.model import Tag, Writer
 from holdfast.sinks.contract.owners import Claim, check_continues
 from holdfast.sinks.contract.phrases import NOTHING, RETRIES
 from holdfast.sinks.contract.target import AlreadyDelivered, Delivered, Fault, Outcome, Target, already, no_fault
-from holdfast.sinks.files.commits import Commits, Stores, new_id
+from holdfast.sinks.files.commits import FolderCommits, Stores, new_id
 from holdfast.sinks.files.format import (
     Claimed,
-    Commit,
+    FolderCommit,
+    FolderTag,
     StagedFile,
-    WriterTag,
     delivery,
     staged_path,
     writer_name,
 )
-from holdfast.sinks.files.hive import Unfit
-from holdfast.sinks.files.rolling import Finished, Rolling
+from holdfast.sinks.files.hive import NoFolder
+from holdfast.sinks.files.rolling import FinishedFile, Rolling
 
 ATTEMPTS_MAX = 20
 """How often a delivery tries the next sequence because other writers were faster."""
@@ -61,7 +61,7 @@ class FilesTarget(Target):
         self._job, self._writer, self._file_bytes, self._fault = job_uuid, writer, file_bytes, fault
         self._by = Claimed(job_uuid, writer.sink, claim)
         self._name = writer_name(job_uuid, writer)
-        self._commits = Commits(self._where, stores)
+        self._commits = FolderCommits(self._where, stores)
         self._staged: list[str] = []
         """Files of deliveries that were not completed, which a commit in doubt may name."""
 
@@ -74,23 +74,23 @@ class FilesTarget(Target):
 
     def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch], known: Tag | None = None) -> Outcome:
         self._commits.refresh()
-        if (found := self._covered(tag, known)) is not None:
-            return found
+        if (prior_outcome := self._covered(tag, known)) is not None:
+            return prior_outcome
         id = new_id()
-        staged = list(self._stage(tag, id, batches))
+        staged_files = list(self._stage(tag, id, batches))
         self._fault("before_begin")
         for _ in range(ATTEMPTS_MAX):
             tail = self._commits.refresh()
-            if (found := self._covered(tag, known)) is not None:
-                return found
+            if (prior_outcome := self._covered(tag, known)) is not None:
+                return prior_outcome
             self._fault("after_tag")  # Files and tag are one commit, so there is one point for both.
             self._fault("before_commit")
-            commit = delivery(tail, id, WriterTag(self._name, tag.timeline, tag.epoch), staged, self._by)
+            commit = delivery(tail, id, FolderTag(self._name, tag.timeline, tag.epoch), staged_files, self._by)
             if self._commits.append(commit):
                 self._commits.publish(commit.files)
                 self._discard()
                 self._fault("after_commit")
-                return Delivered(sum(each.rows for each in staged))
+                return Delivered(sum(each.rows for each in staged_files))
         raise Unavailable(
             f"{self._where}: other sinks committed to the folder {ATTEMPTS_MAX} times while this delivery was made",
             not_done=NOTHING,
@@ -137,26 +137,26 @@ class FilesTarget(Target):
             self._commits.stores.own.put(path, file.data)
             yield StagedFile(file.folder, file.rows, len(file.data), path)
 
-    def _files(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Finished]:
+    def _files(self, batches: Iterable[pa.RecordBatch]) -> Iterator[FinishedFile]:
         meta = self._commits.meta
         partitioning, rolling = meta.partitioning, Rolling(meta.partitioning.in_files(meta.columns), self._file_bytes)
         for batch in batches:
             try:
                 for folder, rows in partitioning.split(batch):
                     yield from rolling.add(folder, rows)
-            except Unfit as error:
+            except NoFolder as error:
                 raise unfit(self._where, error) from error
         yield from rolling.rest()
 
 
-def admit(where: str, tail: Commit, by: Claimed) -> None:
+def admit(where: str, tail: FolderCommit, by: Claimed) -> None:
     """Refuse to write after a commit that shows that another history owns the folder. Raises Fenced, Damaged."""
     if by.claim is not None:
         held = tail.held(by.job_uuid, by.sink)
         by.claim.must_take_over(where, held, lambda: tail.newest_of(by.job_uuid, by.sink))
 
 
-def unfit(where: str, error: Unfit) -> ConfigError:
+def unfit(where: str, error: NoFolder) -> ConfigError:
     """Return the error for rows that no folder can take."""
     return ConfigError(
         f"{where}: {error}",

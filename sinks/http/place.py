@@ -80,14 +80,14 @@ def place_of(
             "signature and secret are given one without the other",
             'give both: signature="hmac-sha256:X-Signature", secret=hf.secret("env:HTTP_SECRET")',
         )
-    signed = None if signature is None else _header_of(signature)
-    given = tuple((headers or {}).items())
-    for name, value in given:
-        _check_header(name, value, signed)
-    names = [name.lower() for name, _ in given]
+    signature_header = None if signature is None else _header_of(signature)
+    header_items = tuple((headers or {}).items())
+    for name, value in header_items:
+        _check_header(name, value, signature_header)
+    names = [name.lower() for name, _ in header_items]
     if twice := [name for name in names if names.count(name) > 1]:
         raise refused(f"headers names {twice[0]!r} twice", "give each header once; upper and lower case are the same")
-    return HttpPlace(url, given, signed, secret, float(timeout_s), ca)
+    return HttpPlace(url, header_items, signature_header, secret, float(timeout_s), ca)
 
 
 def is_value(text: str) -> bool:

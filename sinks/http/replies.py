@@ -57,18 +57,18 @@ def problem_of(where: str, reply: Reply, rows: int, size: int) -> HoldfastError 
     status = reply.status
     if 200 <= status < 300:
         return None
-    said = f"HTTP {status}" + (f" to {location}" if (location := _line(reply.location)) else "")
-    said += f": {shown}" if (shown := _line(reply.body)) else ""
+    answer = f"HTTP {status}" + (f" to {location}" if (location := _line(reply.location)) else "")
+    answer += f": {shown}" if (shown := _line(reply.body)) else ""
     if status in (401, 403):
         return NotAdmitted(
-            f"{where} refuses the login, or has no right for it ({said})",
+            f"{where} refuses the login, or has no right for it ({answer})",
             not_done=_NOT_DONE,
             next_step="correct headers= or the secrets that it names, or let the receiver take the requests",
         )
     if status in _AGAIN or not 300 <= status < 500:
-        return Unavailable(f"{where} cannot take rows now ({said})", not_done=_NOT_DONE, next_step=RETRIES)
+        return Unavailable(f"{where} cannot take rows now ({answer})", not_done=_NOT_DONE, next_step=RETRIES)
     what = f"a request of {plural(rows, 'row')} in {plural(size, 'byte')}"
-    return ConfigError(f"{where} refuses {what} ({said})", not_done=_NOT_DONE, next_step=_advice(status, rows))
+    return ConfigError(f"{where} refuses {what} ({answer})", not_done=_NOT_DONE, next_step=_advice(status, rows))
 
 
 def wait_of(retry_after: str | None, now_s: float) -> float:

@@ -26,7 +26,7 @@ from holdfast.sinks.contract.target import AlreadyDelivered, Delivered, Fault, O
 from holdfast.sinks.http.requests import Request, in_pieces, requests_of
 
 
-class Sender(Protocol):
+class RequestSender(Protocol):
     """Sends requests; see HttpClient."""
 
     def send(self, request: Request) -> None:
@@ -52,7 +52,7 @@ class HttpTarget(Target):
     def __init__(
         self,
         where: str,
-        sender: Callable[[], Sender],
+        sender: Callable[[], RequestSender],
         progress: Target,
         job_uuid: str,
         writer: Writer,
@@ -61,7 +61,7 @@ class HttpTarget(Target):
     ) -> None:
         self._where = f"{where}, sink {writer.sink!r}, writer {writer.subtask}"
         self._open_sender = sender
-        self._sender: Sender | None = None
+        self._sender: RequestSender | None = None
         self._progress, self._job, self._writer = progress, job_uuid, writer
         self._batch_rows, self._fault = batch_rows, fault
         self._taken: tuple[Tag, int] | None = None
@@ -71,15 +71,15 @@ class HttpTarget(Target):
         return self._progress.delivered()
 
     def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch], known: Tag | None = None) -> Outcome:
-        if (found := self._covered(tag, known)) is not None:
-            return found
+        if (prior_outcome := self._covered(tag, known)) is not None:
+            return prior_outcome
         self._fault("before_begin")
         self._fault("after_tag")  # Requests before the tag are visible, so these points lie before all requests.
         self._fault("before_commit")
         rows, number = 0, 0
         for piece in in_pieces(requests_of(self._job, self._writer, tag, batches, self._batch_rows)):
-            if (found := self._covered(tag, known)) is not None:  # while rows were read, or sent
-                return found
+            if (prior_outcome := self._covered(tag, known)) is not None:  # while rows were read, or sent
+                return prior_outcome
             for request in piece:
                 rows, number = rows + request.rows, number + 1
                 self._send(tag, number, request)

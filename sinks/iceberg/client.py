@@ -62,7 +62,7 @@ from holdfast.sinks.lakehouse.book import NEWEST, Deliverer, deliverers
 from holdfast.sinks.lakehouse.columns import changed_columns
 from holdfast.sinks.lakehouse.history import UNKNOWN, Entry
 from holdfast.sinks.lakehouse.rewind import digest
-from holdfast.sinks.lakehouse.target import Change
+from holdfast.sinks.lakehouse.target import TableCommit
 
 INFO = "holdfast"
 """Key of the sink's own description of a commit, as JSON in the summary of its snapshot."""
@@ -125,7 +125,7 @@ class IcebergConnection:
             self._catalog.close()
             self._catalog = None
 
-    def found(self) -> LoadedVersion | None:
+    def found(self) -> LoadedSnapshot | None:
         """Load the newest version; None if there is no table."""
         with self.raising():
             if not self._has_catalog():
@@ -136,9 +136,9 @@ class IcebergConnection:
                 return None
             except FileNotFoundError as error:
                 raise no_metadata(self.place, error) from None
-        return LoadedVersion(self, table, table.metadata.current_snapshot())
+        return LoadedSnapshot(self, table, table.metadata.current_snapshot())
 
-    def latest(self) -> LoadedVersion:
+    def latest(self) -> LoadedSnapshot:
         """See target.Connection. Raises Damaged if there is no table."""
         if (version := self.found()) is not None:
             return version
@@ -211,7 +211,7 @@ def _durable(connection: Any, _record: Any) -> None:
     connection.commit()
 
 
-class LoadedVersion:
+class LoadedSnapshot:
     """One version of the table. See target.Version and rewind.RewindVersion.
 
     Args:
@@ -262,21 +262,21 @@ class LoadedVersion:
             return None
         return int(found) if found.isdecimal() else UNKNOWN  # which the book reports as damage
 
-    def commit(self, change: Change) -> bool:
+    def commit(self, change: TableCommit) -> bool:
         """See target.Version."""
-        compared = self._table.metadata
+        metadata = self._table.metadata
         after = self.version if change.restore is None else change.restore
-        own = {"version": compared.next_sequence_number(), "after": after, "commit": uuid.uuid4().hex}
+        own = {"version": metadata.next_sequence_number(), "after": after, "commit": uuid.uuid4().hex}
         info = {**change.info, **own}
         numbers = {name: str(number) for name, number in change.numbers.items()}
-        newest = {**compared.properties, **numbers}
+        newest = {**metadata.properties, **numbers}
         summary = {INFO: json.dumps(info), **{name: n for name, n in newest.items() if name.startswith(NEWEST)}}
         with self._connection.raising():
             transaction = OneCopy(self._table)
             try:
                 self._stage(transaction, change, summary)
                 transaction.set_properties(numbers)
-                conditions: Any = (AssertTableUUID(uuid=compared.table_uuid), Unchanged.since(compared))
+                conditions: Any = (AssertTableUUID(uuid=metadata.table_uuid), Unchanged.since(metadata))
                 # Not commit_transaction: it would retry on top of the first commit, according to the table's
                 # properties.
                 self._table._do_commit(transaction._updates, (*transaction._requirements, *conditions))
@@ -296,18 +296,22 @@ class LoadedVersion:
         """See sink.SinkVersion."""
         return deliverers(self._numbers)
 
-    def at(self, version: int) -> LoadedVersion | None:
+    def at(self, version: int) -> LoadedSnapshot | None:
         """See rewind.RewindVersion. Also None if the snapshots with its tags were expired."""
-        found: Snapshot | None = None
+        target_snapshot: Snapshot | None = None
         for snapshot, parent in self._lineage():
             if snapshot.sequence_number == version:
-                found = snapshot
+                target_snapshot = snapshot
             summary = {} if snapshot.summary is None else snapshot.summary.additional_properties
-            if found is not None and INFO in summary:
-                return LoadedVersion(self._connection, self._table, found, summary)
+            if target_snapshot is not None and INFO in summary:
+                return LoadedSnapshot(self._connection, self._table, target_snapshot, summary)
             if parent == UNKNOWN:
                 return None
-        return LoadedVersion(self._connection, self._table, found, {}) if found is not None or version == 0 else None
+        return (
+            LoadedSnapshot(self._connection, self._table, target_snapshot, {})
+            if target_snapshot is not None or version == 0
+            else None
+        )
 
     def files(self) -> Mapping[str, int]:
         """See rewind.RewindVersion."""
@@ -328,13 +332,13 @@ class LoadedVersion:
 
     def digests(self, files: Iterable[str], key: Sequence[str]) -> pl.DataFrame:
         """See rewind.RewindVersion."""
-        wanted = set(files)
+        paths = set(files)
         empty = digest(pa.RecordBatch.from_pylist([], self.columns), key)
-        if self._snapshot is None or not wanted:
+        if self._snapshot is None or not paths:
             return empty
         with self._connection.raising():
             tasks = self._table.scan(snapshot_id=self._snapshot.snapshot_id).plan_files()
-            rows = self._read([each for each in tasks if each.file.file_path in wanted], self.columns.names)
+            rows = self._read([each for each in tasks if each.file.file_path in paths], self.columns.names)
         return pl.concat([empty, *(digest(batch, key) for batch in rows.to_batches())])
 
     def _lineage(self) -> Iterator[tuple[Snapshot, int]]:
@@ -349,7 +353,7 @@ class LoadedVersion:
                 yield snapshot, 0 if parent is None and _is_first(snapshot) else UNKNOWN
             snapshot = before
 
-    def _stage(self, transaction: Transaction, change: Change, summary: dict[str, str]) -> None:
+    def _stage(self, transaction: Transaction, change: TableCommit, summary: dict[str, str]) -> None:
         if change.restore is not None:
             return self._restore(transaction, change.restore, summary)
         if change.rows is None:
@@ -387,22 +391,22 @@ class LoadedVersion:
         from pyiceberg.io.pyarrow import _dataframe_to_data_files
 
         names = self.columns.names
-        gathered = [rows.filter(pc.equal(rows.column(OP), PUT)).select(names)]
+        small_tables = [rows.filter(pc.equal(rows.column(OP), PUT)).select(names)]
         alone: list[pa.Table] = []
-        gone: list[FileScanTask] = []
+        replaced_tasks: list[FileScanTask] = []
         for task in self._table.scan(row_filter=_between(rows, key)).plan_files():
             mask = replaced(self._read([task], key), rows, key)
             if mask is None:
                 continue
-            gone.append(task)
+            replaced_tasks.append(task)
             kept = self._read([task], names).filter(pc.invert(mask))
-            (gathered if task.file.file_size_in_bytes < SMALL_BYTES else alone).append(kept)
+            (small_tables if task.file.file_size_in_bytes < SMALL_BYTES else alone).append(kept)
         operation = Operation.APPEND if self._snapshot is None else Operation.OVERWRITE
         producer = MergedOverwrite(operation, transaction, self._table.io, snapshot_properties=summary)
         with producer:
-            for task in gone:
+            for task in replaced_tasks:
                 producer.delete_data_file(task.file)
-            for each in (pa.concat_tables(gathered), *alone):
+            for each in (pa.concat_tables(small_tables), *alone):
                 if not each.num_rows:
                     continue
                 for file in _dataframe_to_data_files(self._table.metadata, each, self._table.io):

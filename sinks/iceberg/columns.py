@@ -12,9 +12,9 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.sinks.lakehouse.columns import Format
+from holdfast.sinks.lakehouse.columns import TableFormat
 
-ICEBERG = Format(
+ICEBERG = TableFormat(
     name="Iceberg",
     table="an Iceberg table",
     wider={
@@ -36,13 +36,13 @@ def stored_schema(schema: pa.Schema) -> pa.Schema:
 
 def ranges(rows: pa.Table, key: Sequence[str]) -> list[Range]:
     """Return between which values the keys of these rows lie, for columns whose statistics files keep."""
-    found = []
+    key_ranges = []
     for name in key:
         column = rows.column(name)
         if any(fits(column.type) for fits in _RANGED):
             ends = pc.min_max(column).as_py()
-            found.append((name, ends["min"], ends["max"]))
-    return found
+            key_ranges.append((name, ends["min"], ends["max"]))
+    return key_ranges
 
 
 def replaced(found: pa.Table, rows: pa.Table, key: Sequence[str]) -> pa.Array | None:

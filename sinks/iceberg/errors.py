@@ -49,16 +49,16 @@ def raised() -> tuple[type[Exception], ...]:
 
 def meaning_of(place: IcebergPlace, error: Exception) -> HoldfastError:
     """Return the error's meaning for a delivery."""
-    said = " ".join(place.without_secrets(str(error)).split())[:600]
-    if _NOT_ADMITTED.search(_without_names(place, said)):
-        return _LOGIN(place.where, said)
-    if "NoSuchBucket" in said:
-        return _BUCKET(place.where, said)
-    if isinstance(error, ValueError | RuntimeError) and _UNSUPPORTED.search(said):
-        return _CHANGED(place.where, said)
-    if is_data_file_gone(said):
-        return data_file_gone(place.where, said)
-    return _UNREACHABLE(place.where, f"{type(error).__name__}: {said}")
+    message = " ".join(place.without_secrets(str(error)).split())[:600]
+    if _NOT_ADMITTED.search(_without_names(place, message)):
+        return _LOGIN(place.where, message)
+    if "NoSuchBucket" in message:
+        return _BUCKET(place.where, message)
+    if isinstance(error, ValueError | RuntimeError) and _UNSUPPORTED.search(message):
+        return _CHANGED(place.where, message)
+    if is_data_file_gone(message):
+        return data_file_gone(place.where, message)
+    return _UNREACHABLE(place.where, f"{type(error).__name__}: {message}")
 
 
 _LOGIN = not_admitted(

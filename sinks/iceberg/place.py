@@ -125,12 +125,12 @@ def place_of(
     refuse_password(warehouse, "the warehouse of hf.Iceberg")
     if found := _MISREAD.search(warehouse):
         raise refused(SINK, f"the warehouse contains {found[0]!r}, which pyiceberg misreads", "rename the folder")
-    given = {} if options is None else dict(options)
-    for name, value in given.items():
+    option_values = {} if options is None else dict(options)
+    for name, value in option_values.items():
         if name in _OWN:
             raise refused(SINK, f"the option {name!r} is none of an object store", "leave it out")
         check_option(SINK, name, value)
     password = secret_argument(password, "hf.Iceberg(password=)")
     return IcebergPlace(
-        table, catalog, warehouse.rstrip("/") or warehouse, catalog_name, tuple(sorted(given.items())), password
+        table, catalog, warehouse.rstrip("/") or warehouse, catalog_name, tuple(sorted(option_values.items())), password
     )

@@ -21,20 +21,20 @@ from holdfast.extras import install
 from holdfast.secrets import Secret
 from holdfast.sinks.iceberg.columns import ICEBERG
 from holdfast.sinks.iceberg.place import SINK, IcebergPlace, place_of
-from holdfast.sinks.lakehouse.columns import Columns
+from holdfast.sinks.lakehouse.columns import TableColumns
 from holdfast.sinks.lakehouse.options import Option, refused
 from holdfast.sinks.lakehouse.sink import LakehouseSink
 from holdfast.traits import Library, SinkTraits, local
 
 if TYPE_CHECKING:
-    from holdfast.sinks.iceberg.client import IcebergConnection, LoadedVersion
+    from holdfast.sinks.iceberg.client import IcebergConnection, LoadedSnapshot
 
 _FORMAT_VERSION = 2
 """Version 1 has no sequence numbers; of version 3, pyiceberg cannot write all."""
 
 
 @dataclass(frozen=True, init=False)
-class Iceberg(LakehouseSink["LoadedVersion"]):
+class Iceberg(LakehouseSink["LoadedSnapshot"]):
     """An Apache Iceberg table in a SQL catalogue; created if it is missing, else checked.
 
     The rows of an epoch become visible in one snapshot, after its checkpoint.
@@ -71,15 +71,15 @@ class Iceberg(LakehouseSink["LoadedVersion"]):
         options: Mapping[str, Option] | None = None,
         password: Secret | None = None,
     ) -> None:
-        given = os.fspath(warehouse)
-        if not given:
+        location = os.fspath(warehouse)
+        if not location:
             raise refused(SINK, "the warehouse is empty", "give a folder or a URL")
         head, slashes, path = catalog.partition(":///")
         if head.startswith("sqlite") and slashes and path and not path.startswith(":memory:"):
             catalog = f"{head}:///{os.path.abspath(path)}"
         key = (key,) if isinstance(key, str) else key
         partition_by = (partition_by,) if isinstance(partition_by, str) else partition_by
-        folder = given if "://" in given else os.path.abspath(given)
+        folder = location if "://" in location else os.path.abspath(location)
         object.__setattr__(self, "place", place_of(table, catalog, folder, catalog_name, options, password))
         object.__setattr__(self, "key", None if key is None else tuple(key))
         object.__setattr__(self, "partition_by", tuple(partition_by))
@@ -100,8 +100,8 @@ class Iceberg(LakehouseSink["LoadedVersion"]):
         return self.traits_of("Iceberg", place, local(*self.place.paths), self.place.secrets)
 
     @property
-    def _columns(self) -> Columns:
-        return Columns(ICEBERG, self.where, self.key, self.partition_by)
+    def _columns(self) -> TableColumns:
+        return TableColumns(ICEBERG, self.where, self.key, self.partition_by)
 
     def _connection(self) -> IcebergConnection:
         try:
@@ -114,7 +114,7 @@ class Iceberg(LakehouseSink["LoadedVersion"]):
             ) from error
         return IcebergConnection(self.place)
 
-    def _compare(self, table: LoadedVersion, schema: pa.Schema) -> None:
+    def _compare(self, table: LoadedSnapshot, schema: pa.Schema) -> None:
         """Refuse a table that cannot take the rows of the stream. Raises ConfigError."""
         if differs := self._columns.differences(table.columns, table.partition_by, schema):
             raise self._unfit(f"its columns are not the stream's: {differs}", "select the columns before the sink")

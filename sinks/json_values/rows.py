@@ -89,11 +89,11 @@ def _with_nested(columns: Mapping[str, pa.Array], time: TimeForm) -> list[bytes]
     flat = {name: column for name, column in columns.items() if not is_nested(column.type)}
     frame = pl.DataFrame([pl.Series(name, column) for name, column in flat.items()])
     single = [_object(((name, column.type),), time).alias(f"{at}") for at, (name, column) in enumerate(flat.items())]
-    made = dict(zip(flat, frame.select(single).get_columns(), strict=True)) if flat else {}
+    flat_members = dict(zip(flat, frame.select(single).get_columns(), strict=True)) if flat else {}
     members = []
     for name, column in columns.items():
-        if name in made:
-            text = made[name].to_arrow(compat_level=pl.CompatLevel.oldest()).view(pa.large_binary()).to_pylist()
+        if name in flat_members:
+            text = flat_members[name].to_arrow(compat_level=pl.CompatLevel.oldest()).view(pa.large_binary()).to_pylist()
             members.append([each[1:-1] for each in text])
         else:
             members.append([_member(name) + each for each in texts(column, time)])

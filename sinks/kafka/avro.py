@@ -152,32 +152,32 @@ def _takers(avsc: str, schema: pa.Schema, nulls: bool) -> tuple[tuple[str, Take]
 
 
 def _fields(written: Type, columns: list[pa.Field], path: str, nulls: bool) -> Iterable[tuple[str, Take]]:
-    known, names = {each.name: each for each in columns}, [name for name, _ in written.fields]
-    for name in known:
+    columns_by_name, names = {each.name: each for each in columns}, [name for name, _ in written.fields]
+    for name in columns_by_name:
         if name not in names:
             raise NoForm(f"the column '{path}{name}' is not in the schema")
     for name, kind in written.fields:
-        if name not in known:
+        if name not in columns_by_name:
             raise NoForm(f"the schema has a field '{path}{name}', but there is no such column")
-        yield name, _taker(known[name], kind, f"{path}{name}", nulls)
+        yield name, _taker(columns_by_name[name], kind, f"{path}{name}", nulls)
 
 
 def _taker(field: pa.Field, given: Type, path: str, nulls: bool) -> Take:
     """Return how a column becomes values of a type. Raises NoForm."""
-    written, nullable = given.without_null
+    avro_type, nullable = given.without_null
     if nulls and field.nullable and not nullable:
         raise NoForm(f"the column {path!r} may be null, but its field is {given}")
     kind = field.type
-    if is_list(kind) and written.kind == "array":
-        assert written.items is not None
-        return _lists(_inner(kind.value_field, written.items, f"{path}[]"))
-    if pa.types.is_map(kind) and written.kind == "map":
-        assert written.items is not None
-        return _maps(_inner(kind.item_field, written.items, f"{path}{{}}"))
-    if pa.types.is_struct(kind) and written.kind == "record":
-        strict = {name for name, each in written.fields if not each.without_null[1] and kind.field(name).nullable}
-        return _records(list(_fields(written, list(kind), f"{path}.", False)), strict, path)
-    found = _simple(kind, written, path)
+    if is_list(kind) and avro_type.kind == "array":
+        assert avro_type.items is not None
+        return _lists(_inner(kind.value_field, avro_type.items, f"{path}[]"))
+    if pa.types.is_map(kind) and avro_type.kind == "map":
+        assert avro_type.items is not None
+        return _maps(_inner(kind.item_field, avro_type.items, f"{path}{{}}"))
+    if pa.types.is_struct(kind) and avro_type.kind == "record":
+        strict = {name for name, each in avro_type.fields if not each.without_null[1] and kind.field(name).nullable}
+        return _records(list(_fields(avro_type, list(kind), f"{path}.", False)), strict, path)
+    found = _simple(kind, avro_type, path)
     if found is None:
         raise NoForm(f"the column {path!r} has type {kind}, which does not become {given} exactly")
     return found
@@ -259,11 +259,11 @@ def _records(fields: list[tuple[str, Take]], strict: Collection[str], path: str)
         taken = [take(children[name]) for name, take in fields]
         names = [name for name, _ in fields]
         rows = [dict(zip(names, row, strict=True)) for row in zip(*taken, strict=True)]
-        found = [row if valid else None for row, valid in zip(rows, column.is_valid().to_pylist(), strict=True)]
+        records = [row if valid else None for row, valid in zip(rows, column.is_valid().to_pylist(), strict=True)]
         for name in strict:
-            if any(row is not None and row[name] is None for row in found):
+            if any(row is not None and row[name] is None for row in records):
                 raise _holds_null(f"{path}.{name}", "not null")
-        return found
+        return records
 
     return take
 
@@ -288,12 +288,12 @@ def _packed(column: pa.Array, kind: np.dtype[Any]) -> Values:
 
 
 def _numbers(column: pa.Array, written: Type, path: str) -> Values:
-    known: dict[str | None, int | None] = {None: None, **{each: n for n, each in enumerate(written.symbols)}}
+    number_by_symbol: dict[str | None, int | None] = {None: None, **{each: n for n, each in enumerate(written.symbols)}}
     values = column.to_pylist()
     for each in values:
-        if each not in known:
+        if each not in number_by_symbol:
             raise NoForm(f"the column {path!r} holds {each!r}, which is not a symbol of the enum {written.name}")
-    return [known[each] for each in values]
+    return [number_by_symbol[each] for each in values]
 
 
 def _binary(written: Type, path: str) -> Take | None:

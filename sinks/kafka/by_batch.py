@@ -26,7 +26,7 @@ import numpy as np
 from confluent_kafka import KafkaError
 
 from holdfast.sinks.kafka.encoding import RECORD_OVERHEAD
-from holdfast.sinks.kafka.messages import Messages, messages_of
+from holdfast.sinks.kafka.messages import MessageArray, messages_of
 from holdfast.sinks.kafka.options import MESSAGE_MAX_BYTES
 from holdfast.sinks.kafka.sending import PUT_MAX, OnError, OnFault, Put, Sender
 from holdfast.sinks.kafka.target import Records
@@ -42,7 +42,7 @@ from holdfast.storage.kafka.handles import (
     raise_for,
     take_in,
 )
-from holdfast.storage.kafka.library import ERROR_BYTES, Library, Message
+from holdfast.storage.kafka.library import ERROR_BYTES, Librdkafka, Message
 
 LOOK_S = 0.005
 """How often a flush looks whether a record failed, or it is rung. The end of the last record ends it immediately."""
@@ -67,7 +67,7 @@ class ByBatch(Sender):
 
     ahead_max = AHEAD_MAX
 
-    def __init__(self, library: Library, settings: Mapping[str, Any], on_fault: OnFault, on_error: OnError) -> None:
+    def __init__(self, library: Librdkafka, settings: Mapping[str, Any], on_fault: OnFault, on_error: OnError) -> None:
         self._library, self._on_fault, self._on_error = library, on_fault, on_error
         self._largest = int(settings.get("message.max.bytes", MESSAGE_MAX_BYTES)) - RECORD_OVERHEAD
         self._handle = opened(library, PRODUCER, {**settings, **_ONLY_FAULTS}, REPORTS | LOGS | ERRORS)
@@ -84,35 +84,35 @@ class ByBatch(Sender):
     def close(self) -> None:
         self._end()
 
-    def messages(self, records: Records) -> Messages:
+    def messages(self, records: Records) -> MessageArray:
         return messages_of(records)
 
     def partitions(self, topic: str, timeout_s: float) -> int:
         return partition_count(self._library, self._live, topic, timeout_s)
 
-    def put(self, topic: str, messages: Messages, first: int) -> Put:
+    def put(self, topic: str, messages: MessageArray, first: int) -> Put:
         end = min(len(messages), first + PUT_MAX)
         if messages.bytes > self._largest:  # else no record is too large
             too_large = np.flatnonzero(messages.sizes(first, end) > self._largest)
             if len(too_large):  # the library would take those that follow it
                 end = first + int(too_large[0]) + 1
         at = messages.address(first)
-        taken = self._library.produce_batch(self._topic(topic), messages.partition, _COPY, at, end - first)
-        if taken == end - first:
-            return Put(taken, end)
+        count = self._library.produce_batch(self._topic(topic), messages.partition, _COPY, at, end - first)
+        if count == end - first:
+            return Put(count, end)
         refused = messages.refused(first, end)
         assert refused is not None, "the library says which record it does not take"
-        return self._refused(taken, *refused)
+        return self._refused(count, *refused)
 
     def poll(self, timeout_s: float) -> int:
-        taken, wait_ms = 0, int(timeout_s * 1_000)
-        while event := self._library.queue_poll(self._events, 0 if taken else wait_ms):
-            taken += 1
+        count, wait_ms = 0, int(timeout_s * 1_000)
+        while event := self._library.queue_poll(self._events, 0 if count else wait_ms):
+            count += 1
             try:
                 self._take(event)
             finally:
                 self._library.event_destroy(event)
-        return taken
+        return count
 
     def flush(self, timeout_s: float) -> int:
         until = time.monotonic() + timeout_s
@@ -181,7 +181,7 @@ class ByBatch(Sender):
         return self._handle
 
 
-def _ended(library: Library, handle: int, events: int, topics: dict[str, int], process: int) -> None:
+def _ended(library: Librdkafka, handle: int, events: int, topics: dict[str, int], process: int) -> None:
     if os.getpid() != process:
         return
     for topic in topics.values():
@@ -191,36 +191,36 @@ def _ended(library: Library, handle: int, events: int, topics: dict[str, int], p
 
 
 @cache
-def found() -> Library | None:
+def found() -> Librdkafka | None:
     """Return the library if records can be given to it by the batch."""
     library = libraries.found()
     return library if library is not None and is_laid_out(library) else None
 
 
-def is_laid_out(library: Library) -> bool:
+def is_laid_out(library: Librdkafka) -> bool:
     """Return whether the library reads and writes messages as they are laid out here.
 
     A producer without brokers is given records, has to give them up, and reports them.
     """
-    given: list[tuple[bytes | None, bytes | None]] = [(b"key", b"value"), (None, b""), (b"", None)]
-    messages = messages_of(Records([key for key, _ in given], [value for _, value in given]))
-    addresses = np.zeros(len(given), np.int64)
+    pairs: list[tuple[bytes | None, bytes | None]] = [(b"key", b"value"), (None, b""), (b"", None)]
+    messages = messages_of(Records([key for key, _ in pairs], [value for _, value in pairs]))
+    addresses = np.zeros(len(pairs), np.int64)
     producer = ByBatch(library, {"log_level": 0}, lambda _: None, lambda _: None)
     try:
-        if producer.put("layout", messages, 0) != Put(len(given), len(given)):
+        if producer.put("layout", messages, 0) != Put(len(pairs), len(pairs)):
             return False
         producer.purge()
         event = library.queue_poll(producer._events, _PROBE_MS)
         if not event or library.event_type(event) != REPORTS:
             return False
-        count = library.event_message_array(event, addresses.ctypes.data, len(given))
+        count = library.event_message_array(event, addresses.ctypes.data, len(pairs))
         parts = [Message.from_address(each) for each in addresses[:count].tolist()]
         back = [(_part(each.key, each.key_len), _part(each.payload, each.len)) for each in parts]
-        purged = {each.err for each in parts} == {KafkaError._PURGE_QUEUE}
+        only_purges = {each.err for each in parts} == {KafkaError._PURGE_QUEUE}
         library.event_destroy(event)
     finally:
         producer.close()
-    return back == given and purged
+    return back == pairs and only_purges
 
 
 def _part(address: int | None, size: int) -> bytes | None:

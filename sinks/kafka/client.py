@@ -33,7 +33,7 @@ from holdfast.sinks.kafka.options import producer_settings, reader_settings
 from holdfast.sinks.kafka.progress import Progress, progress_topic
 from holdfast.sinks.kafka.senders import sender_of
 from holdfast.sinks.kafka.sending import Sender
-from holdfast.sinks.kafka.target import Connection, Mark, ProducerFenced, Records, TransactionalProducer
+from holdfast.sinks.kafka.target import BrokerConnection, Mark, ProducerFenced, Records, TransactionalProducer
 from holdfast.storage.kafka.errors import NoOffsets, no_topic, offset_of, outcome_of
 from holdfast.storage.kafka.place import KafkaPlace
 from holdfast.storage.kafka.questions import MISSING_FOR_S, topic_id
@@ -95,7 +95,7 @@ def find_topic(place: KafkaPlace, sender: Sender) -> None:
         sender.poll(READ_WAIT_S)
 
 
-class KafkaConnection(Connection):
+class KafkaConnection(BrokerConnection):
     """See target.Connection.
 
     Args:
@@ -247,14 +247,14 @@ class ConfluentProducer(TransactionalProducer):
         producer, at, until = self._live(), 0, time.monotonic() + WAIT_S
         messages = producer.messages(records)
         while at < len(messages):
-            taken, at, fault = producer.put(topic, messages, at)
+            count, at, fault = producer.put(topic, messages, at)
             if fault is not None:
                 raise KafkaException(fault)
-            if taken:
+            if count:
                 until = time.monotonic() + WAIT_S
             elif time.monotonic() >= until:
                 raise late(self._place, "the queue of records stayed full", WAIT_S)
-            producer.poll(0) if taken else producer.flush(ROOM_WAIT_S)
+            producer.poll(0) if count else producer.flush(ROOM_WAIT_S)
             self._check()
 
     def _live(self) -> Sender:
@@ -324,19 +324,19 @@ class ProgressReader:
         assert self._position is not None
         if self._ids.get(self._name) is None:
             return False  # it may have been recreated with as many records
-        expected = self._position + sum(len(marks) + 1 for marks in self._own)
+        expected_end = self._position + sum(len(marks) + 1 for marks in self._own)
         until = time.monotonic() + MARKER_WITHIN_S
-        while (ends := self._ends()) != (expected, expected):
+        while (ends := self._ends()) != (expected_end, expected_end):
             # The marker of our last transaction may be on its way.
-            if ends[0] > expected or ends[1] > expected or time.monotonic() >= until:
+            if ends[0] > expected_end or ends[1] > expected_end or time.monotonic() >= until:
                 return False
             self._admin.poll(MARKER_EVERY_S)
         for mark in chain.from_iterable(self._own):
             self._progress.apply(*mark)
         self._own.clear()
-        self._position = expected
+        self._position = expected_end
         with raising(self._place):
-            self._consumer.assign([TopicPartition(self._name, 0, expected)])
+            self._consumer.assign([TopicPartition(self._name, 0, expected_end)])
         return True
 
     def topic(self) -> str | None:
@@ -370,11 +370,11 @@ class ProgressReader:
         delivery meets it too."""
         for name, asked in list(self._asked.items()):
             try:
-                described, fault = outcome_of(asked, within_s)
+                description, fault = outcome_of(asked, within_s)
             except TimeoutError:
                 continue
             del self._asked[name]
-            if fault is None and topic_id(described) != self._ids[name]:
+            if fault is None and topic_id(description) != self._ids[name]:
                 return True
         return False
 

@@ -47,14 +47,14 @@ class Enrolled:
 
     def number(self, registry: Registry, not_done: str) -> int:
         """Return the id. Raises as `prepare`."""
-        found = registry.registered(self.subject, self.avsc)
-        if found is None:
+        schema_id = registry.registered(self.subject, self.avsc)
+        if schema_id is None:
             raise ConfigError(
                 f"{self.registry.where} does not have the schema of the sink's values under subject {self.subject!r}",
                 not_done=not_done,
                 next_step="register it, or let the start do so: leave register= out. The schema is " + self.avsc,
             )
-        return found
+        return schema_id
 
 
 class Header:

@@ -42,23 +42,25 @@ def meaning_of(place: KafkaPlace, error: KafkaError) -> HoldfastError:
     meaning = _BY_CODE.get(error.code())
     if meaning is not None:
         return meaning(place.where, place.without_secrets(error.str()))
-    found = translated(error, place, UNKNOWN)
-    if isinstance(found, Unavailable) and not isinstance(found, NotAdmitted):
-        found.next_step = persists("no action needed: delivery reads the progress topic and retries", found.next_step)
+    failure = translated(error, place, UNKNOWN)
+    if isinstance(failure, Unavailable) and not isinstance(failure, NotAdmitted):
+        failure.next_step = persists(
+            "no action needed: delivery reads the progress topic and retries", failure.next_step
+        )
     else:
-        found.not_done = NOTHING
-    return found
+        failure.not_done = NOTHING
+    return failure
 
 
 def meaning_for_rows(place: KafkaPlace, error: KafkaError) -> HoldfastError:
     """Return what the error means for rows that are written as they come."""
     meaning = _FOR_ROWS.get(error.code(), _BY_CODE.get(error.code()))
     if meaning is not None:
-        found = meaning(place.where, place.without_secrets(error.str()))
+        failure = meaning(place.where, place.without_secrets(error.str()))
     else:
-        found = translated(error, place, NOT_ALL)
-    found.not_done = NOT_ALL
-    return found
+        failure = translated(error, place, NOT_ALL)
+    failure.not_done = NOT_ALL
+    return failure
 
 
 def unconfirmed(place: KafkaPlace, within_s: float) -> Unavailable:

@@ -38,7 +38,7 @@ _EMPTY = ctypes.create_string_buffer(8)
 
 
 @dataclass(frozen=True)
-class Messages:
+class MessageArray:
     """Records of one write, or of one part of it.
 
     Args:
@@ -72,17 +72,17 @@ class Messages:
         return (first + int(places[0]), int(codes[places[0]])) if len(places) else None
 
 
-def messages_of(records: Records) -> Messages:
+def messages_of(records: Records) -> MessageArray:
     """Return records as messages."""
     values = column_of(records.values)
     array = np.zeros(len(values), _LAYOUT)
-    size, held = _point(array, "payload", "len", values), [values]
+    size, buffers = _point(array, "payload", "len", values), [values]
     if records.keys is not None:
         keys = column_of(records.keys)
         assert len(keys) == len(values), "each record has its key"
         size += _point(array, "key", "key_len", keys)
-        held.append(keys)
-    return Messages(array, ANY_PARTITION if records.partition is None else records.partition, size, tuple(held))
+        buffers.append(keys)
+    return MessageArray(array, ANY_PARTITION if records.partition is None else records.partition, size, tuple(buffers))
 
 
 def column_of(values: Values) -> pa.LargeBinaryArray:

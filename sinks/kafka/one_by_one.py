@@ -22,7 +22,7 @@ _log = logging.getLogger("holdfast.kafka")
 
 
 @dataclass(frozen=True)
-class _Listed:
+class _MessageLists:
     keys: Sequence[bytes | None] | None
     values: Sequence[bytes | None]
     partition: int
@@ -51,12 +51,12 @@ class OneByOne(Sender):
     def __len__(self) -> int:
         return len(self._live())
 
-    def messages(self, records: Records) -> _Listed:
+    def messages(self, records: Records) -> _MessageLists:
         keys = None if records.keys is None else listed(records.keys)
         partition = ANY_PARTITION if records.partition is None else records.partition
-        return _Listed(keys, listed(records.values), partition)
+        return _MessageLists(keys, listed(records.values), partition)
 
-    def put(self, topic: str, messages: _Listed, first: int) -> Put:
+    def put(self, topic: str, messages: _MessageLists, first: int) -> Put:
         produce, at, partition = self._live().produce, first, messages.partition
         keys = repeat(None) if messages.keys is None else islice(messages.keys, first, None)
         try:

@@ -83,11 +83,11 @@ def repeating_settings(place: KafkaPlace) -> dict[str, Any]:
 
 def message_max_bytes(place: KafkaPlace) -> int:
     """Return the size of the largest record that a producer takes."""
-    given = dict(place.options).get("message.max.bytes", MESSAGE_MAX_BYTES)
-    if not isinstance(given, int) or given < 1_000:
+    max_bytes = dict(place.options).get("message.max.bytes", MESSAGE_MAX_BYTES)
+    if not isinstance(max_bytes, int) or max_bytes < 1_000:
         raise ConfigError(
-            f"{place.where}: the option 'message.max.bytes' is {given!r}, which is no number of bytes",
+            f"{place.where}: the option 'message.max.bytes' is {max_bytes!r}, which is no number of bytes",
             not_done="the job was not planned",
             next_step="give a number of at least 1,000",
         )
-    return given
+    return max_bytes

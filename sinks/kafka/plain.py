@@ -114,13 +114,13 @@ class PlainProducer(RepeatingProducer):
         """Put records into the library's queue until it is full."""
         while self._left and self._failed is None:
             messages = self._left[0]
-            taken, self._at, fault = self._sender.put(self._place.topic, messages, self._at)
+            count, self._at, fault = self._sender.put(self._place.topic, messages, self._at)
             if fault is not None:
                 self._failed = self._failed or fault
             elif self._at == len(messages):
                 self._left.popleft()
                 self._at = 0
-            elif not taken:
+            elif not count:
                 return
             self._sender.poll(0)
 

@@ -119,13 +119,13 @@ class RepeatingTarget(AheadTarget):
                 producer.begin([self._records(batch) for batch in _together(each.batches)])
                 each.sent = True
         try:
-            done = producer.advance(wait_s)
+            count = producer.advance(wait_s)
         except GaveUp as end:
             self._drop()
             raise end.error from end
-        for _ in range(done):
+        for _ in range(count):
             self._writes.popleft()
-        return done
+        return count
 
     def ring(self) -> None:
         if (producer := self._producer) is not None:

@@ -43,12 +43,12 @@ class RepeatingKafka(ImmediateSink):
 
     @property
     def traits(self) -> SinkTraits:
-        known = self.topic.traits
+        topic_traits = self.topic.traits
         return SinkTraits(
-            kind=f"{IMMEDIATE}{known.kind}",
-            local_paths=known.local_paths,
-            place=known.place,
-            secrets=known.secrets,
+            kind=f"{IMMEDIATE}{topic_traits.kind}",
+            local_paths=topic_traits.local_paths,
+            place=topic_traits.place,
+            secrets=topic_traits.secrets,
             repeats=True,
         )
 

@@ -143,12 +143,12 @@ class KafkaSink(Ownership, Transacts, Sink):
 
     def holding(self, job_uuid: str, name: str) -> Holding:
         progress = self._progress()
-        known, replaced = progress.topic_of(job_uuid, name), None
-        if known is not None:
+        topic_id, replacement = progress.topic_of(job_uuid, name), None
+        if topic_id is not None:
             with closing(Questions(self.place)) as questions:
                 found = questions.topic("the job was not started")
-            replaced = TOPIC_REPLACED if found is not None and found.id not in (None, known) else None
-        return Holding(progress.held(job_uuid, name), progress.newest(job_uuid, name), taken_back=replaced)
+            replacement = TOPIC_REPLACED if found is not None and found.id not in (None, topic_id) else None
+        return Holding(progress.held(job_uuid, name), progress.newest(job_uuid, name), taken_back=replacement)
 
     def transactions(self, job_uuid: str, name: str) -> KafkaTransactions:
         check_client()

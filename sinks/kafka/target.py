@@ -177,7 +177,7 @@ class TransactionalProducer(Protocol):
         """Give up the producer without another word to the brokers."""
 
 
-class Connection(Protocol):
+class BrokerConnection(Protocol):
     """The open connection of a target to the brokers."""
 
     def producer(self) -> TransactionalProducer:
@@ -204,7 +204,7 @@ class Connection(Protocol):
         """Release what is open for reading; the next call opens it again."""
 
 
-def must_be_alone(producer: TransactionalProducer, connection: Connection, marked: int) -> None:
+def must_be_alone(producer: TransactionalProducer, connection: BrokerConnection, marked: int) -> None:
     """Give up a transaction if more came to the progress topic since it was read than the records that it has marked.
 
     Raises:
@@ -217,7 +217,7 @@ def must_be_alone(producer: TransactionalProducer, connection: Connection, marke
 
 
 @dataclass
-class Session:
+class ProducerSession:
     """A producer from its init to its first error."""
 
     producer: TransactionalProducer
@@ -242,7 +242,7 @@ class KafkaTarget(Merges, Target):
     def __init__(
         self,
         where: str,
-        connection: Connection,
+        connection: BrokerConnection,
         content: Content,
         job_uuid: str,
         writer: Writer,
@@ -252,7 +252,7 @@ class KafkaTarget(Merges, Target):
         self._where = f"{where}, sink {writer.sink!r}, writer {writer.subtask}"
         self._connection, self._content = connection, content
         self._job, self._writer, self._claim, self._fault = job_uuid, writer, claim, fault
-        self._session: Session | None = None
+        self._session: ProducerSession | None = None
 
     def delivered(self) -> Tag | None:
         try:
@@ -267,17 +267,17 @@ class KafkaTarget(Merges, Target):
         first, last = epochs[0].tag, epochs[-1].tag
         try:
             session = self._refreshed()
-            if (found := self._covered(session, first, known)) is not None:
-                return found
-            read = [(epoch.tag, list(epoch.batches)) for epoch in epochs]
+            if (prior_outcome := self._covered(session, first, known)) is not None:
+                return prior_outcome
+            epoch_rows = [(epoch.tag, list(epoch.batches)) for epoch in epochs]
             self._fault("before_begin")
             with suppress(ProducerFenced):
-                return Delivered(self._transact(session, last, read))
+                return Delivered(self._transact(session, last, epoch_rows))
             # The transaction is void. Whatever the newer producer has committed can be read after another init.
             session = self._opened()
-            if (found := self._covered(session, first, known)) is not None:
-                return found
-            return Delivered(self._transact(session, last, read))
+            if (prior_outcome := self._covered(session, first, known)) is not None:
+                return prior_outcome
+            return Delivered(self._transact(session, last, epoch_rows))
         except ProducerFenced as error:
             raise self._fenced(error) from error
 
@@ -289,7 +289,7 @@ class KafkaTarget(Merges, Target):
         self._end_session()
         self._connection.close()
 
-    def _refreshed(self) -> Session:
+    def _refreshed(self) -> ProducerSession:
         """Return the open session with what the progress topic says now, or a new session."""
         if self._session is None:
             return self._opened()
@@ -304,7 +304,7 @@ class KafkaTarget(Merges, Target):
             raise
         return self._session
 
-    def _opened(self) -> Session:
+    def _opened(self) -> ProducerSession:
         """Begin a session: first the init, then the progress topic (P19)."""
         producer = self._connection.producer()
         self._content.session()
@@ -316,7 +316,7 @@ class KafkaTarget(Merges, Target):
             producer.destroy()
             self._connection.close()
             raise
-        self._session = Session(producer, progress, topic)
+        self._session = ProducerSession(producer, progress, topic)
         return self._session
 
     def _end_session(self) -> None:
@@ -324,7 +324,7 @@ class KafkaTarget(Merges, Target):
             self._session.producer.destroy()
             self._session = None
 
-    def _covered(self, session: Session, first: Tag, known: Tag | None) -> AlreadyDelivered | None:
+    def _covered(self, session: ProducerSession, first: Tag, known: Tag | None) -> AlreadyDelivered | None:
         """Return the tag if it covers the delivery; else compare it with what the writer knows.
 
         Raises:
@@ -348,7 +348,7 @@ class KafkaTarget(Merges, Target):
         job, sink = self._job, self._writer.sink
         return self._claim.must_take_over(self._where, progress.held(job, sink), lambda: progress.newest(job, sink))
 
-    def _transact(self, session: Session, tag: Tag, epochs: Sequence[Epoch]) -> int:
+    def _transact(self, session: ProducerSession, tag: Tag, epochs: Sequence[Epoch]) -> int:
         """Commit the rows of the epochs with the last tag; return their number.
 
         Raises:
@@ -356,16 +356,16 @@ class KafkaTarget(Merges, Target):
             HoldfastError: nothing was committed, or the outcome is unknown.
         """
         producer = session.producer
-        sent = False
+        in_doubt = False
         try:
             marks, rows = self._filled(session, tag, epochs)
             producer.flush()
             self._fault("before_commit")
-            sent = True
+            in_doubt = True
             producer.commit()
             self._fault("after_commit")
         except HoldfastError:
-            if not sent:
+            if not in_doubt:
                 producer.abort()
             self._end_session()
             raise
@@ -378,28 +378,28 @@ class KafkaTarget(Merges, Target):
             self._connection.committed(marks)
         return rows
 
-    def _filled(self, session: Session, tag: Tag, epochs: Sequence[Epoch]) -> tuple[Sequence[Mark], int]:
+    def _filled(self, session: ProducerSession, tag: Tag, epochs: Sequence[Epoch]) -> tuple[Sequence[Mark], int]:
         """Begin the transaction, and add tag, owner and rows to it; return its marks and the number of rows."""
         producer, rows, before = session.producer, 0, session.progress.tag_of(self._job, self._writer)
         marks = list(self._content.marks(session.progress))
-        known = [tag_record(self._job, self._writer, tag), *self._topic_marks(session, tag)]
+        delivery_marks = [tag_record(self._job, self._writer, tag), *self._topic_marks(session, tag)]
         if self._claim is not None and self._must_take_over(session.progress):
-            known.append(owner_record(self._job, self._writer.sink, self._claim))
+            delivery_marks.append(owner_record(self._job, self._writer.sink, self._claim))
         producer.begin()
-        for mark in (*known, *marks):
+        for mark in (*delivery_marks, *marks):
             producer.mark(*mark)
         self._fault("after_tag")
         if marks:
-            must_be_alone(producer, self._connection, len(known) + len(marks))
+            must_be_alone(producer, self._connection, len(delivery_marks) + len(marks))
         for n, (of, batches) in enumerate(epochs):
             if n:
                 self._fault("between_epochs")
             for records in self._content.records(of, before, batches):
                 producer.send(records)
             rows, before = rows + sum(batch.num_rows for batch in batches), of
-        return (*known, *marks), rows
+        return (*delivery_marks, *marks), rows
 
-    def _topic_marks(self, session: Session, tag: Tag) -> Sequence[Mark]:
+    def _topic_marks(self, session: ProducerSession, tag: Tag) -> Sequence[Mark]:
         """Return what notes the topic, once. Raises Damaged if it is another one than the newest delivery was made to.
 
         After a rewind, which cannot take rows of a topic back, it may be: the user was told.

@@ -35,7 +35,7 @@ _NO_RIGHT = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZA
 
 
 @dataclass(frozen=True)
-class Topic:
+class ExistingTopic:
     """A topic as it exists.
 
     Args:
@@ -62,42 +62,42 @@ def prepare(place: KafkaPlace, keyed: bool, replaces: bool, tagged: bool = True)
         NotAdmitted: the login or a right is refused.
         Unavailable: the brokers are unreachable now.
     """
-    found = found_or_created(place, {"cleanup.policy": "compact"} if replaces else {})
-    check_topic(place, found, keyed)
-    check_rights(place, found.rights, *WRITTEN)
+    topic = found_or_created(place, {"cleanup.policy": "compact"} if replaces else {})
+    check_topic(place, topic, keyed)
+    check_rights(place, topic.rights, *WRITTEN)
     if tagged:
-        prepare_progress(place, found)
-    warn_of(place, found)
+        prepare_progress(place, topic)
+    warn_of(place, topic)
 
 
 def probe(place: KafkaPlace, keyed: bool, tagged: bool = True) -> str:
     """Return what a start would find or create, as a clause; refuse what it would refuse, and create nothing."""
-    found = existing(place)
+    topic = existing(place)
     if tagged:
         probe_progress(place)
-    if found is None:
+    if topic is None:
         return "the first start creates the topic"
-    check_topic(place, found, keyed)
-    check_rights(place, found.rights, *WRITTEN)
-    return f"the topic exists{risks_of(place, found)}"
+    check_topic(place, topic, keyed)
+    check_rights(place, topic.rights, *WRITTEN)
+    return f"the topic exists{risks_of(place, topic)}"
 
 
-def found_or_created(place: KafkaPlace, settings: Mapping[str, str], partitions: int = -1) -> Topic:
+def found_or_created(place: KafkaPlace, settings: Mapping[str, str], partitions: int = -1) -> ExistingTopic:
     """Return the topic; a missing one is created with these settings. Raises as `prepare`."""
-    found = existing(place)
-    if found is None:
+    topic = existing(place)
+    if topic is None:
         create(place, settings, partitions)
-        found = existing(place) or Topic(max(partitions, 1), -1, settings)
-    return found
+        topic = existing(place) or ExistingTopic(max(partitions, 1), -1, settings)
+    return topic
 
 
-def warn_of(place: KafkaPlace, found: Topic) -> None:
+def warn_of(place: KafkaPlace, found: ExistingTopic) -> None:
     """Log what can make the promises of a topic void."""
     for warning in warnings_of(place, found):
         _log.warning("%s", warning)
 
 
-def prepare_progress(place: KafkaPlace, found: Topic) -> None:
+def prepare_progress(place: KafkaPlace, found: ExistingTopic) -> None:
     """Create the progress topic of a topic if it is missing, else check that it fits; raises as `prepare`."""
     beside = replace(place, topic=progress_topic(place.topic))
     progress = existing(beside)
@@ -128,7 +128,7 @@ def check_rights(place: KafkaPlace, rights: frozenset[str] | None, *needed: str)
         )
 
 
-def check_topic(place: KafkaPlace, found: Topic, keyed: bool) -> None:
+def check_topic(place: KafkaPlace, found: ExistingTopic, keyed: bool) -> None:
     """Refuse a topic that cannot take the records. Raises ConfigError."""
     settings = found.settings or {}
     if not keyed and "compact" in settings.get("cleanup.policy", ""):
@@ -146,7 +146,7 @@ def check_topic(place: KafkaPlace, found: Topic, keyed: bool) -> None:
         )
 
 
-def check_progress_topic(place: KafkaPlace, found: Topic) -> None:
+def check_progress_topic(place: KafkaPlace, found: ExistingTopic) -> None:
     """Refuse a progress topic that would forget a tag, or hide one, or may. Raises ConfigError, NotAdmitted."""
     if found.settings is None:
         raise settings_unknown(place, "they are the tags of deliveries, without which rows come twice")
@@ -176,7 +176,7 @@ def settings_unknown(place: KafkaPlace, records: str) -> NotAdmitted:
     )
 
 
-def warnings_of(place: KafkaPlace, found: Topic) -> list[str]:
+def warnings_of(place: KafkaPlace, found: ExistingTopic) -> list[str]:
     """Return what in a topic's settings lets the brokers lose records that they have confirmed."""
     settings, warnings = found.settings or {}, []
     if found.replicas > 1 and settings.get("min.insync.replicas") == "1":
@@ -192,14 +192,14 @@ def warnings_of(place: KafkaPlace, found: Topic) -> list[str]:
     return warnings
 
 
-def risks_of(place: KafkaPlace, found: Topic) -> str:
+def risks_of(place: KafkaPlace, found: ExistingTopic) -> str:
     """Return the warnings as further clauses of a sentence."""
     return "".join(f"; {warning}" for warning in warnings_of(place, found))
 
 
-def existing(place: KafkaPlace) -> Topic | None:
+def existing(place: KafkaPlace) -> ExistingTopic | None:
     """Return the topic; None if it is missing."""
-    if (known := Questions(place).topic(NOT_STARTED)) is None:
+    if (topic := Questions(place).topic(NOT_STARTED)) is None:
         return None
     admin, resource = AdminClient(place.settings(), logger=_log), ConfigResource(ResourceType.TOPIC, place.topic)
     described = admin.describe_topics(TopicCollection([place.topic]), request_timeout=WAIT_S)[place.topic]
@@ -208,11 +208,11 @@ def existing(place: KafkaPlace) -> Topic | None:
     settings = _answer(place, asked, forgiven=_NO_RIGHT)
     if settings is None:
         _log.warning("%s: this user has no right to read its settings, so they are not checked", place.where)
-    return Topic(
+    return ExistingTopic(
         len(partitions),
         min((len(each.replicas) for each in partitions), default=-1),
         None if settings is None else {name: str(entry.value) for name, entry in settings.items()},
-        known.rights,
+        topic.rights,
     )
 
 

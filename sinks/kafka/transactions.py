@@ -36,15 +36,15 @@ class KafkaTransactions(Transactions):
 
     def hidden(self) -> list[Hidden]:
         """A topic that does not exist hides nothing."""
-        found = []
+        ranges = []
         for topic in (self._place.topic, progress_topic(self._place.topic)):
             with closing(Questions(replace(self._place, topic=topic))) as questions:
                 if (known := questions.topic("nothing was looked at")) is None:
                     continue
                 stable = questions.offsets(known.partitions, "end")
                 written = questions.offsets(known.partitions, "written")
-            found += [Hidden(topic, each, stable[each], end) for each, end in written.items() if stable[each] < end]
-        return sorted(found)
+            ranges += [Hidden(topic, each, stable[each], end) for each, end in written.items() if stable[each] < end]
+        return sorted(ranges)
 
     def abort(self) -> None:
         from holdfast.sinks.kafka.client import KafkaConnection

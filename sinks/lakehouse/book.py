@@ -149,12 +149,12 @@ class Book:
     def _sinks(self) -> list[Deliverer]:
         text = self._text(SINKS)
         try:
-            found = [(job, sink) for job, sink in json.loads(text or "")]
+            sink_ids = [(job, sink) for job, sink in json.loads(text or "")]
         except (ValueError, TypeError):
-            found = []
-        if not found or not all(isinstance(each, str) for sink in found for each in sink):
+            sink_ids = []
+        if not sink_ids or not all(isinstance(each, str) for sink in sink_ids for each in sink):
             raise self._unreadable(TABLE, self._number(TABLE) or ADDED)
-        return found
+        return sink_ids
 
     def _text(self, name: str) -> str | None:
         size = self._number(name)

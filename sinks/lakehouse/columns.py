@@ -33,7 +33,7 @@ _AS_THEY_ARE = (
 
 
 @dataclass(frozen=True)
-class Format:
+class TableFormat:
     """Types and values that a table format can hold.
 
     Args:
@@ -83,7 +83,7 @@ class Format:
 
 
 @dataclass(frozen=True)
-class Columns:
+class TableColumns:
     """How the rows of a sink become rows of a table.
 
     Args:
@@ -91,7 +91,7 @@ class Columns:
         key: None: rows are only added.
     """
 
-    format: Format
+    format: TableFormat
     where: str
     key: tuple[str, ...] | None
     partition_by: tuple[str, ...]
@@ -99,10 +99,10 @@ class Columns:
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
         """Refuse a stream that the table can never take. Raises ConfigError."""
         check_key(self.where, schema, upsert_key, self.key)
-        stored = self.stored(schema)
+        stored_schema = self.stored(schema)
         self._check_names(schema)
         for name in self.key or ():
-            if pa.types.is_floating(stored.field(name).type) or _is_opaque(stored.field(name).type):
+            if pa.types.is_floating(stored_schema.field(name).type) or _is_opaque(stored_schema.field(name).type):
                 raise self._refused(
                     f"the key column {name!r} is {schema.field(name).type}, which a merge cannot compare reliably",
                     "choose key columns of text, whole numbers, dates, times or decimals",
@@ -112,7 +112,7 @@ class Columns:
             fault = f"names unknown columns {unknown}" if unknown else "names a column twice"
             raise self._refused(f"partition_by={list(self.partition_by)} {fault}", f"choose from {schema.names}")
         for name in self.partition_by:
-            kind = stored.field(name).type
+            kind = stored_schema.field(name).type
             if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_date32(kind)):
                 raise self._refused(
                     f"the partition column {name!r} is {schema.field(name).type}",
@@ -150,29 +150,29 @@ class Columns:
 
         None: there are no rows. Raises ConfigError.
         """
-        read = [batch for batch in batches if batch.num_rows]
-        if not read:
+        nonempty_batches = [batch for batch in batches if batch.num_rows]
+        if not nonempty_batches:
             return 0, None
-        given = pa.Table.from_batches(read)
+        table = pa.Table.from_batches(nonempty_batches)
         if self.key is None:
-            return given.num_rows, self._cast(given)
-        for batch in read:
+            return table.num_rows, self._cast(table)
+        for batch in nonempty_batches:
             check_null_keys(self.where, self.key, batch)
-        if OP not in given.column_names:
-            given = given.append_column(OP, pa.repeat(pa.scalar(PUT, pa.int8()), given.num_rows))
-        last = last_per_key(given, self.key)
+        if OP not in table.column_names:
+            table = table.append_column(OP, pa.repeat(pa.scalar(PUT, pa.int8()), table.num_rows))
+        last = last_per_key(table, self.key)
         ops = last.column(OP)
-        return given.num_rows, self._cast(last.drop_columns([OP])).append_column(OP, ops)
+        return table.num_rows, self._cast(last.drop_columns([OP])).append_column(OP, ops)
 
     def differences(self, found: pa.Schema, partition_by: tuple[str, ...], schema: pa.Schema) -> str | None:
         """Return how a table differs from the stream's columns; None: at most in the order of columns."""
-        wanted = self.stored(schema)
-        texts = [f"{name} is missing" for name in wanted.names if name not in found.names]
-        texts += [f"{name} is not in the stream" for name in found.names if name not in wanted.names]
+        expected_schema = self.stored(schema)
+        texts = [f"{name} is missing" for name in expected_schema.names if name not in found.names]
+        texts += [f"{name} is not in the stream" for name in found.names if name not in expected_schema.names]
         for field in found:
-            if field.name not in wanted.names:
+            if field.name not in expected_schema.names:
                 continue
-            kind, needed = self.format.stored_type(field.type), wanted.field(field.name).type
+            kind, needed = self.format.stored_type(field.type), expected_schema.field(field.name).type
             if kind != needed:
                 texts.append(f"{field.name} is {field.type}, the stream needs {needed}")
             elif not field.nullable:
@@ -182,11 +182,11 @@ class Columns:
         return "; ".join(texts) or None
 
     def _cast(self, rows: pa.Table) -> pa.Table:
-        stored = self.stored(rows.schema)
-        if rows.schema.equals(stored):
+        stored_schema = self.stored(rows.schema)
+        if rows.schema.equals(stored_schema):
             return rows
         try:
-            return rows.cast(stored)
+            return rows.cast(stored_schema)
         except pa.ArrowInvalid as error:
             raise ConfigError(
                 f"{self.where}: a value does not fit its column: {error}",

@@ -27,7 +27,7 @@ from holdfast.sinks.contract.sink import Repair, Rewinding, Verdict
 from holdfast.sinks.contract.target import Fault, no_fault
 from holdfast.sinks.lakehouse.book import Book, rewind_numbers
 from holdfast.sinks.lakehouse.history import UNKNOWN, Entry, said, tag_of
-from holdfast.sinks.lakehouse.target import ATTEMPTS_MAX, Change, Version, commit_info
+from holdfast.sinks.lakehouse.target import ATTEMPTS_MAX, TableCommit, Version, commit_info
 from holdfast.sinks.protocol.undo import SAMPLE_MAX, impossible, is_undone, overtaken, refused, untouched
 
 ROWS_COMPARED_MAX = 20_000_000
@@ -80,7 +80,7 @@ class Undo:
 
 
 @dataclass(frozen=True)
-class Planned:
+class RewindPlan:
     """A repair, and the version that it restores, if any."""
 
     repair: Repair
@@ -89,7 +89,7 @@ class Planned:
     """Whether the table is on the new timeline already."""
 
 
-def plan(where: str, table: RewindVersion, rewinding: Rewinding, key: tuple[str, ...] | None) -> Planned:
+def plan(where: str, table: RewindVersion, rewinding: Rewinding, key: tuple[str, ...] | None) -> RewindPlan:
     """Decide how a rewind changes this version of the table. Only reads.
 
     Raises:
@@ -103,15 +103,17 @@ def plan(where: str, table: RewindVersion, rewinding: Rewinding, key: tuple[str,
     if newest is not None and newest.timeline > rewinding.to.timeline:
         raise overtaken(where, newest, rewinding)
     if newest is not None and newest.timeline == rewinding.to.timeline:
-        return Planned(untouched(verdict, rewinding), done=True)
+        return RewindPlan(untouched(verdict, rewinding), done=True)
     undo = undone(table.history(), table.version, rewinding)
     if undo is None:
-        return Planned(impossible("commits of the table's history are missing, so its versions cannot be told apart"))
+        return RewindPlan(
+            impossible("commits of the table's history are missing, so its versions cannot be told apart")
+        )
     if undo.since is None:
         if newest is not None and is_undone(newest, rewinding):
-            return Planned(impossible(_gone(rewinding)))
+            return RewindPlan(impossible(_gone(rewinding)))
         reason = f"the table holds nothing of epochs after {rewinding.to.epoch}"
-        return Planned(Repair(verdict, 0, 0, 0, (), reason))
+        return RewindPlan(Repair(verdict, 0, 0, 0, (), reason))
     return _restoring(where, table, rewinding, key, undo)
 
 
@@ -126,16 +128,16 @@ def repair(
     fault("before_begin")
     for _ in range(ATTEMPTS_MAX):
         table = connection.latest()
-        planned = plan(where, table, rewinding, key)
-        if planned.repair.verdict == "impossible":
-            raise refused(where, planned.repair.reason)
-        if planned.done:
-            return planned.repair
+        rewind_plan = plan(where, table, rewinding, key)
+        if rewind_plan.repair.verdict == "impossible":
+            raise refused(where, rewind_plan.repair.reason)
+        if rewind_plan.done:
+            return rewind_plan.repair
         fault("after_tag")  # Rows and tags are one commit, so there is one point for both.
         fault("before_commit")
-        if table.commit(_change(where, table, rewinding, key is not None, planned.restore)):
+        if table.commit(_change(where, table, rewinding, key is not None, rewind_plan.restore)):
             fault("after_commit")
-            return planned.repair
+            return rewind_plan.repair
     raise Unavailable(
         f"{where}: other commits were first {ATTEMPTS_MAX} times while the rewind was made",
         not_done="nothing in the table was changed",
@@ -146,18 +148,18 @@ def repair(
 def undone(history: Iterable[Entry], current: int, rewinding: Rewinding) -> Undo | None:
     """Find the commits that a rewind takes back; None: the numbers of versions in the history are wrong."""
     since: int | None = None
-    base, expected = UNKNOWN, current
+    base, next_version = UNKNOWN, current
     others: list[str] = []
     pending: list[str] = []
     for entry in history:
-        if entry.version != expected or (entry.info is not None and entry.info.get("version") != entry.version):
+        if entry.version != next_version or (entry.info is not None and entry.info.get("version") != entry.version):
             return None
-        expected = entry.version - 1 if entry.after is None else entry.after
+        next_version = entry.version - 1 if entry.after is None else entry.after
         tag = tag_of(entry, rewinding.job_uuid, rewinding.sink)
         if tag is not None and not is_undone(tag, rewinding):
             break
         if tag is not None:
-            since, base, others, pending = entry.version, expected, [*others, *pending], []
+            since, base, others, pending = entry.version, next_version, [*others, *pending], []
         elif entry.operation not in HARMLESS:
             pending.append(said(entry))
     return Undo(since, tuple(others), base)
@@ -165,33 +167,33 @@ def undone(history: Iterable[Entry], current: int, rewinding: Rewinding) -> Undo
 
 def _restoring(
     where: str, table: RewindVersion, rewinding: Rewinding, key: tuple[str, ...] | None, undo: Undo
-) -> Planned:
+) -> RewindPlan:
     """Plan to restore the version before the oldest commit that is taken back."""
     if undo.others:
         more = f" and {len(undo.others) - 1} more" if len(undo.others) > 1 else ""
         reason = f"other commits came after version {undo.base}, which a restore would take back too: "
-        return Planned(impossible(f"{reason}{undo.others[0]}{more}"))
+        return RewindPlan(impossible(f"{reason}{undo.others[0]}{more}"))
     older = table.at(undo.base) if undo.base != UNKNOWN else None
     if older is None:
-        return Planned(impossible(_gone(rewinding)))
+        return RewindPlan(impossible(_gone(rewinding)))
     newest = Book(where, older.number).newest(rewinding.job_uuid, rewinding.sink)
     if newest is not None and is_undone(newest, rewinding):
-        return Planned(impossible(_gone(rewinding)))
+        return RewindPlan(impossible(_gone(rewinding)))
     then, now = older.files(), table.files()
-    back, gone = sorted(then.keys() - now.keys()), sorted(now.keys() - then.keys())
+    back, dropped_files = sorted(then.keys() - now.keys()), sorted(now.keys() - then.keys())
     if missing := table.missing(back):
         gone_by = "maintenance of the table deletes files older than its retention"
-        return Planned(impossible(f"{missing} files of version {older.version} are missing; {gone_by}"))
-    rows_back, rows_gone = sum(then[name] for name in back), sum(now[name] for name in gone)
+        return RewindPlan(impossible(f"{missing} files of version {older.version} are missing; {gone_by}"))
+    rows_back, rows_gone = sum(then[name] for name in back), sum(now[name] for name in dropped_files)
     reason = f"the table gets the rows of version {older.version} back"
     if key is None:
-        return Planned(Repair("truncate", 0, rows_gone - rows_back, 0, (), reason), older.version)
+        return RewindPlan(Repair("truncate", 0, rows_gone - rows_back, 0, (), reason), older.version)
     if rows_back + rows_gone > ROWS_COMPARED_MAX:
         reason += "; counted are all rows of the files that change"
-        return Planned(Repair("overwrite", rows_back, max(0, rows_gone - rows_back), 0, (), reason), older.version)
-    restored, deleted = _compared(older.digests(back, key), table.digests(gone, key), key)
+        return RewindPlan(Repair("overwrite", rows_back, max(0, rows_gone - rows_back), 0, (), reason), older.version)
+    restored, deleted = _compared(older.digests(back, key), table.digests(dropped_files, key), key)
     sample = tuple(islice((*restored.iter_rows(named=True), *deleted.iter_rows(named=True)), SAMPLE_MAX))
-    return Planned(Repair("overwrite", len(restored), len(deleted), 0, sample, reason), older.version)
+    return RewindPlan(Repair("overwrite", len(restored), len(deleted), 0, sample, reason), older.version)
 
 
 def _compared(then: pl.DataFrame, now: pl.DataFrame, key: Sequence[str]) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -201,11 +203,11 @@ def _compared(then: pl.DataFrame, now: pl.DataFrame, key: Sequence[str]) -> tupl
     return restored, now.join(then, on=names, how="anti").select(names).sort(names)
 
 
-def _change(where: str, table: RewindVersion, rewinding: Rewinding, keyed: bool, restore: int | None) -> Change:
+def _change(where: str, table: RewindVersion, rewinding: Rewinding, keyed: bool, restore: int | None) -> TableCommit:
     job, sink, to = rewinding.job_uuid, rewinding.sink, rewinding.to
     numbers = rewind_numbers(job, sink, to, rewinding.writers)
     numbers.update(Book(where, table.number).claim_numbers(job, sink, keyed, rewinding.claim))
-    return Change(numbers, commit_info(job, sink, to, table.version + 1), restore=restore)
+    return TableCommit(numbers, commit_info(job, sink, to, table.version + 1), restore=restore)
 
 
 def _gone(rewinding: Rewinding) -> str:

@@ -23,7 +23,7 @@ from holdfast.sinks.contract.owners import Claim, Holding, Ownership, Rival, at_
 from holdfast.sinks.contract.sink import Repair, Repairs, Rewinding, Sink
 from holdfast.sinks.contract.target import Fault, no_fault
 from holdfast.sinks.lakehouse.book import Book, Deliverer, namesake
-from holdfast.sinks.lakehouse.columns import Columns
+from holdfast.sinks.lakehouse.columns import TableColumns
 from holdfast.sinks.lakehouse.history import taken_back
 from holdfast.sinks.lakehouse.rewind import RewindVersion, plan, repair
 from holdfast.sinks.lakehouse.target import TableTarget
@@ -78,7 +78,7 @@ class LakehouseSink(Repairs, Ownership, Sink, Generic[V]):
 
     @property
     @abstractmethod
-    def _columns(self) -> Columns:
+    def _columns(self) -> TableColumns:
         """How rows become rows of the table."""
 
     @abstractmethod

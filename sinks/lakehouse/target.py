@@ -38,7 +38,7 @@ ATTEMPTS_MAX = 5
 
 
 @dataclass(frozen=True)
-class Change:
+class TableCommit:
     """One commit.
 
     Args:
@@ -73,11 +73,11 @@ class Version(Protocol):
     def history(self) -> Iterable[Entry]:
         """Return the commits that the table's history still has, the newest first."""
 
-    def commit(self, change: Change) -> bool:
+    def commit(self, change: TableCommit) -> bool:
         """Commit as the next version; return whether it was done. After an error the outcome is unknown."""
 
 
-class Connection(Protocol):
+class LakehouseConnection(Protocol):
     """A way to the table. Its calls raise a HoldfastError."""
 
     def latest(self) -> Version:
@@ -103,7 +103,7 @@ class TableTarget(Target):
     """
 
     where: str
-    connection: Connection
+    connection: LakehouseConnection
     read: Read
     key: tuple[str, ...] | None
     job_uuid: str
@@ -117,15 +117,15 @@ class TableTarget(Target):
         return book.tag_of(self.job_uuid, self.writer)
 
     def deliver(self, tag: Tag, batches: Iterable[pa.RecordBatch], known: Tag | None = None) -> Outcome:
-        if (found := self._covered(self._book(self.connection.latest()), tag, known)) is not None:
-            return found
+        if (prior_outcome := self._covered(self._book(self.connection.latest()), tag, known)) is not None:
+            return prior_outcome
         count, rows = self.read(batches)
         self.fault("before_begin")
         for _ in range(ATTEMPTS_MAX):
             version = self.connection.latest()
             book = self._book(version)
-            if (found := self._covered(book, tag, known)) is not None:
-                return found
+            if (prior_outcome := self._covered(book, tag, known)) is not None:
+                return prior_outcome
             self._check_rows(version, book, tag)
             change = self._change(book, tag, version.version, rows)
             self.fault("after_tag")  # Rows and tag are one commit, so there is one point for both.
@@ -183,11 +183,11 @@ class TableTarget(Target):
     def _check_owner(self, book: Book) -> None:
         book.must_take_over(self.job_uuid, self.writer.sink, self.key is not None, self.claim)
 
-    def _change(self, book: Book, tag: Tag, version: int, rows: pa.Table | None) -> Change:
+    def _change(self, book: Book, tag: Tag, version: int, rows: pa.Table | None) -> TableCommit:
         job, sink = self.job_uuid, self.writer.sink
         numbers = delivery_numbers(book, job, self.writer, tag)
         numbers.update(book.claim_numbers(job, sink, self.key is not None, self.claim))
-        return Change(numbers, commit_info(job, sink, tag, version + 1), rows, self.key)
+        return TableCommit(numbers, commit_info(job, sink, tag, version + 1), rows, self.key)
 
 
 def commit_info(job_uuid: str, sink: str, tag: Tag, version: int) -> dict[str, Any]:

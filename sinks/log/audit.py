@@ -59,13 +59,13 @@ def _contents(store: ObjectStore, meta: LogMeta, query: AuditQuery) -> TargetCon
     prefix = f"{query.job_uuid}/{query.sink}/"
     rows: dict[Delivery, RowDigest] = {}
     wrong: dict[Delivery, str] = {}
-    untagged, commit = 0, commits.tail
+    untagged_rows, commit = 0, commits.tail
     # Which rows of an append a compaction has left is no longer known.
     through = 0 if commits.left is None else commits.left.through
     while commit.sequence > through and any(tag.epoch > query.after for tag in _ours(commit, prefix).values()):
         subtask = _writer(commit.tag.writer, prefix) if commit.tag is not None else None
         if commit.kind == "append" and commit.tag is None:
-            untagged += sum(segment.rows for segment in commit.segments)
+            untagged_rows += sum(segment.rows for segment in commit.segments)
         elif commit.kind == "append" and commit.tag is not None and subtask is not None:
             segments = [s for s in commit.segments if not _is_void(s, void)]
             at = subtask, commit.tag.tag
@@ -80,7 +80,7 @@ def _contents(store: ObjectStore, meta: LogMeta, query: AuditQuery) -> TargetCon
                 del rows[at]  # taken back as a whole
         commit = commits.at(commit.sequence - 1)
     lost = _ours(commits.at(through), prefix) if through else {}
-    return TargetContents(_ours(commits.tail, prefix), rows, lost, wrong, untagged=untagged)
+    return TargetContents(_ours(commits.tail, prefix), rows, lost, wrong, untagged=untagged_rows)
 
 
 def _digest(store: ObjectStore, meta: LogMeta, segments: list[LogSegment]) -> RowDigest:

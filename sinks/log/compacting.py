@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from holdfast.model import CHANGELOG, Epoch, Stretch
 from holdfast.ports import ObjectStore
-from holdfast.sinks.contract.changelogs import Compaction, is_on
+from holdfast.sinks.contract.changelogs import ChangelogCompaction, is_on
 from holdfast.sinks.log.records import newest_epoch, tag_of
 from holdfast.sinks.log.sink import held
 from holdfast.storage.log.commits import Commits
@@ -64,7 +64,7 @@ class Scan:
     fresh_segments: int = 0
 
 
-class TopicCompaction(Compaction):
+class TopicCompaction(ChangelogCompaction):
     """Compacts one changelog, again and again. See changelogs.Compaction."""
 
     def __init__(self, where: str, store: Callable[[], ObjectStore], job_uuid: str, when: When) -> None:
@@ -96,11 +96,11 @@ class TopicCompaction(Compaction):
 
     def _looked(self, commits: Commits, history: tuple[Stretch, ...], horizon: Epoch) -> Scan:
         """Look at the commits that were not looked at before, as far as the horizon permits."""
-        voids, compacted = void_ranges(commits), commits.tail.compact
+        voids, compaction_sequence = void_ranges(commits), commits.tail.compact
         scan = self._scan
-        if scan is None or (scan.history, scan.compacted, scan.voids) != (history, compacted, voids):
-            through = (commits.at(compacted).compaction or NEVER).through
-            scan = Scan(history, compacted, voids, through, through)
+        if scan is None or (scan.history, scan.compacted, scan.voids) != (history, compaction_sequence, voids):
+            through = (commits.at(compaction_sequence).compaction or NEVER).through
+            scan = Scan(history, compaction_sequence, voids, through, through)
         self._scan = scan
         while scan.through < commits.tail.sequence:
             commit = commits.ahead(scan.through + 1)

@@ -87,9 +87,9 @@ class RecordsReader:
         """Yield the segments to read, in order; report each commit that was looked at."""
         partitions = self._commits.meta.partitions
         first, last = which.key_groups[0], max(which.key_groups[1] - 1, which.key_groups[0])
-        wanted = range(first * partitions // which.count, last * partitions // which.count + 1)
+        partition_range = range(first * partitions // which.count, last * partitions // which.count + 1)
         if which.after == NO_EPOCH:
-            left = [segment for segment in self._compaction.segments if segment.partition in wanted]
+            left = [segment for segment in self._compaction.segments if segment.partition in partition_range]
             at.compacted = sum(segment.size for segment in left)
             yield from left
         begin = self._first(which.after)
@@ -100,7 +100,7 @@ class RecordsReader:
             if commit.segments:
                 tag = tag_of(self._where, commit, self._job_uuid)
                 if which.after < tag.epoch <= which.through and is_on(which.history, tag.timeline, tag.epoch):
-                    counting = [segment for segment in commit.segments if segment.partition in wanted]
+                    counting = [segment for segment in commit.segments if segment.partition in partition_range]
                     at.appended += sum(segment.size for segment in counting)
                     yield from counting
             at.report()

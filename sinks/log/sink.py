@@ -54,8 +54,7 @@ from holdfast.sinks.contract.target import (
     already,
 )
 from holdfast.sinks.log import audit as log_audit
-from holdfast.sinks.log.uploads import Leftovers, LogUploader, found
-from holdfast.sinks.log.uploads import Place as UploadPlace
+from holdfast.sinks.log.uploads import Leftovers, LogUploader, UploadPlace, found
 from holdfast.sinks.protocol.staging import last_per_key
 from holdfast.sinks.protocol.undo import SAMPLE_MAX, impossible, overtaken, refused, untouched
 from holdfast.storage.bulk import delete_each
@@ -110,11 +109,11 @@ class LogSink(Repairs, Audits, Ownership, Sink):
     def check(self, schema: pa.Schema, upsert_key: tuple[str, ...] | None) -> None:
         upserts = upsert_key is not None
         check_key(self.where, schema, upsert_key, self.key if upserts else None)
-        stored = self._stored(schema, upserts)
+        stored_schema = self._stored(schema, upserts)
         if self.expected is not None:
-            self._check_columns(stored, self._stored(self.expected, upserts), "the schema given to hf.Log")
+            self._check_columns(stored_schema, self._stored(self.expected, upserts), "the schema given to hf.Log")
         try:
-            check_meta(LogMeta("", stored, self.partitions, self.key or (), changelog=upserts))
+            check_meta(LogMeta("", stored_schema, self.partitions, self.key or (), changelog=upserts))
         except ConfigError as error:
             raise ConfigError(f"{self.where}: {error.what}", next_step="correct the sink or the stream") from error
         self._check_key(schema, self.key or ())
@@ -163,12 +162,12 @@ class LogSink(Repairs, Audits, Ownership, Sink):
             )
 
     def check_owner(self, job_uuid: str | None, name: str) -> None:
-        for known in LogReader(open_objects(self.path, writable=False)).tags():
-            owner, _, rest = known.writer.partition("/")
+        for writer_tag in LogReader(open_objects(self.path, writable=False)).tags():
+            owner, _, rest = writer_tag.writer.partition("/")
             if rest.rpartition("/")[0] == name and owner != job_uuid:
                 raise ConfigError(
                     f"{self.where}: holds output of a sink {name!r} of another job, {owner}, up to epoch "
-                    f"{known.tag.epoch} of timeline {known.tag.timeline}",
+                    f"{writer_tag.tag.epoch} of timeline {writer_tag.tag.timeline}",
                     not_done="the job was not started, the log was not changed",
                     next_step="if that job was deleted and recreated, its rows would be added twice: name another log. "
                     "If both jobs are to append here, give this sink another name",
@@ -300,13 +299,15 @@ class LogTarget(Target):
         if standing is not None and standing >= tag:
             return already(self._where, tag, standing)
         store, place = self._store(), UploadPlace(self._job, self._writer.sink, tag.timeline)
-        stored = place.stored(store, self._leftovers.first(standing, tag, tail, self._name), tag.epoch)
-        uploads = found(stored, log.meta.uuid, output.uploads)
-        staged = [segment for each in uploads for segment in each or ()]
+        stored_paths = place.stored(store, self._leftovers.first(standing, tag, tail, self._name), tag.epoch)
+        uploads = found(stored_paths, log.meta.uuid, output.uploads)
+        staged_segments = [segment for each in uploads for segment in each or ()]
         left = output.read([place for place, each in enumerate(uploads) if each is None])
-        outcome = self._append(log, tag, list(left), staged, known)
+        outcome = self._append(log, tag, list(left), staged_segments, known)
         if isinstance(outcome, Delivered):
-            self._sweep(store, self._leftovers.committed(tag, [segment.path for segment in staged], stored))
+            self._sweep(
+                store, self._leftovers.committed(tag, [segment.path for segment in staged_segments], stored_paths)
+            )
         return outcome
 
     def _sweep(self, store: ObjectStore, paths: Sequence[str]) -> None:

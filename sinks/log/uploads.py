@@ -34,7 +34,7 @@ LISTED_MAX = 16
 """How many epochs are listed one by one, where a listing cannot begin at a name."""
 
 
-class Named(msgspec.Struct, frozen=True):
+class UploadResult(msgspec.Struct, frozen=True):
     """Result of an upload."""
 
     log: str
@@ -43,7 +43,7 @@ class Named(msgspec.Struct, frozen=True):
     """In order; their bases do not count."""
 
 
-_NAMED = msgspec.json.Decoder(Named)
+_NAMED = msgspec.json.Decoder(UploadResult)
 
 
 class LogUploader(Uploader):
@@ -71,7 +71,7 @@ class LogUploader(Uploader):
         # With another number of partitions, a repeated upload has other rows in its objects.
         name = f"{upload.generation:08d}-{upload.worker}-{meta.partitions}"
         segments = self._log.stage(rows, f"{within}/{name}")
-        return msgspec.json.encode(Named(meta.uuid, segments)).decode()
+        return msgspec.json.encode(UploadResult(meta.uuid, segments)).decode()
 
     def sweep(self, job_uuid: str, sink: str, timeline: int, after: int, before: int) -> None:
         store = self._store()
@@ -82,7 +82,7 @@ class LogUploader(Uploader):
 
 
 @dataclass(frozen=True)
-class Place:
+class UploadPlace:
     """Where the uploads of a sink's timeline are."""
 
     job_uuid: str
@@ -108,12 +108,12 @@ def found(stored: Collection[str], log: str, uploads: Sequence[str | None]) -> l
         stored: Paths of objects that exist.
         log: UUID of the log.
     """
-    known = [None if each is None else _NAMED.decode(each) for each in uploads]
+    references = [None if each is None else _NAMED.decode(each) for each in uploads]
     return [
         each.segments
         if each is not None and each.log == log and all(segment.path in stored for segment in each.segments)
         else None
-        for each in known
+        for each in references
     ]
 
 

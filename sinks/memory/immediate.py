@@ -63,7 +63,7 @@ class ImmediateTable(MemorySink, ImmediateSink):
         """Make an owner the only writer of partitions."""
         with self._guard:
             self.check_claim(owner.job_uuid, owner.sink, owner.claim)
-            taken = {}
+            new_fences = {}
             for origin, start in starts.items():
                 standing = self.fences.get((owner.job_uuid, owner.sink, origin))
                 if standing is not None and standing.generation > owner.generation:
@@ -71,8 +71,8 @@ class ImmediateTable(MemorySink, ImmediateSink):
                 same = standing is not None and standing.timeline == owner.timeline
                 offset = standing.offset if standing is not None and same else start
                 written = Written(origin, owner.generation, owner.timeline, offset, owner.path)
-                taken[owner.job_uuid, owner.sink, origin] = written
-            self.fences |= taken
+                new_fences[owner.job_uuid, owner.sink, origin] = written
+            self.fences |= new_fences
             self.take_over(owner.job_uuid, owner.sink, owner.claim)
 
     def write(
@@ -94,11 +94,11 @@ class ImmediateTable(MemorySink, ImmediateSink):
             self.fault("after_tag")
             self._refuse_elsewhere(owner, origin, latest)
             self.fault("before_commit")
-            deleted = self._apply(self.tag_of(owner, origin, offset), latest)
+            delete_count = self._apply(self.tag_of(owner, origin, offset), latest)
             fence = self.fences[owner.job_uuid, owner.sink, origin]
             self.fences[owner.job_uuid, owner.sink, origin] = replace(fence, offset=max(offset, fence.offset))
         self.fault("after_commit")
-        return deleted
+        return delete_count
 
     def forget_tombstones(self, owner: Owner, committed: Mapping[Origin, int]) -> bool:
         """Drop an owner's tombstones before these offsets; return whether later ones are left."""
@@ -152,7 +152,7 @@ class ImmediateTable(MemorySink, ImmediateSink):
                 raise elsewhere(WHERE, origin, str(key), known.tag)
 
     def _apply(self, tag: str, latest: Mapping[Key, Row]) -> int:
-        deleted = 0
+        delete_count = 0
         for key, row in latest.items():
             if not self.is_newer(key, tag):
                 continue
@@ -160,11 +160,11 @@ class ImmediateTable(MemorySink, ImmediateSink):
                 self._kept.pop(key, None)
                 self.tags.pop(key, None)
                 self.bury(key, tag)
-                deleted += 1
+                delete_count += 1
             else:
                 self._kept[key] = {name: value for name, value in row.items() if name != OP}
                 self.tags[key] = KeyTag(tag, deleted=False)
-        return deleted
+        return delete_count
 
 
 class MemoryImmediateTarget(ImmediateTarget):

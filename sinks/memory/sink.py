@@ -42,7 +42,7 @@ from holdfast.sinks.contract.target import (
 )
 from holdfast.sinks.protocol.undo import (
     SAMPLE_MAX,
-    Change,
+    RowChange,
     dropped,
     impossible,
     is_undone,
@@ -73,7 +73,7 @@ class BeforeImage:
 
 
 @dataclass
-class Draft:
+class DeliveryDraft:
     """Changes of a delivery in progress, kept aside from the contents."""
 
     numbered: int
@@ -284,9 +284,9 @@ class MemorySink(Repairs, Ownership, Sink):
             self.check_claim(rewinding.job_uuid, rewinding.sink, rewinding.claim)
             moving = self._moving(rewinding)
             self.fault("after_tag")
-            found, rows, images = self._planned(rewinding)
-            if found.verdict == "impossible":
-                raise refused("memory sink", found.reason)
+            repair_plan, rows, images = self._planned(rewinding)
+            if repair_plan.verdict == "impossible":
+                raise refused("memory sink", repair_plan.reason)
             self.fault("before_commit")
             self.take_over(rewinding.job_uuid, rewinding.sink, rewinding.claim)
             if moving:
@@ -297,7 +297,7 @@ class MemorySink(Repairs, Ownership, Sink):
                 else:
                     self._kept = rows
         self.fault("after_commit")
-        return found
+        return repair_plan
 
     def _moving(self, rewinding: Rewinding) -> list[tuple[str, Writer]]:
         """Return the writers whose tags move: the given ones, and those that delivered."""
@@ -320,13 +320,13 @@ class MemorySink(Repairs, Ownership, Sink):
             return impossible(dropped(max(beyond), rewinding)), rows, self._before
         undone = [image for image in ours if is_undone(image.tag, rewinding)]
         places = {id(image) for image in undone}
-        kept = [image for image in self._before if id(image) not in places]
+        remaining_images = [image for image in self._before if id(image) not in places]
         if self._key is None:
             numbers = [n for image in undone for n in range(image.key["first"], image.key["last"] + 1)]
             gone = [rows.pop(n) for n in numbers]
             reason = f"rows added after epoch {rewinding.to.epoch} are removed"
-            return Repair("truncate", 0, len(gone), 0, tuple(gone[:SAMPLE_MAX]), reason), rows, kept
-        return self._overwritten(rewinding, ours, rows, kept)
+            return Repair("truncate", 0, len(gone), 0, tuple(gone[:SAMPLE_MAX]), reason), rows, remaining_images
+        return self._overwritten(rewinding, ours, rows, remaining_images)
 
     def _overwritten(
         self, rewinding: Rewinding, ours: list[BeforeImage], rows: dict[Any, Row], kept: list[BeforeImage]
@@ -334,22 +334,22 @@ class MemorySink(Repairs, Ownership, Sink):
         of_key: dict[Key, list[BeforeImage]] = {}
         for image in ours:
             of_key.setdefault(tuple(image.key.values()), []).append(image)
-        restored, deleted, sample = 0, 0, []
+        restore_count, delete_count, sample = 0, 0, []
         for key, images in of_key.items():
-            taken = take_back(Change(image, image.before, is_undone(image.tag, rewinding)) for image in images)
-            for image, before in taken.rewritten:
+            reversal = take_back(RowChange(image, image.before, is_undone(image.tag, rewinding)) for image in images)
+            for image, before in reversal.rewritten:
                 kept[kept.index(image)] = replace(image, before=before)
-            if taken.last is None:
+            if reversal.last is None:
                 continue
-            sample.append(dict(taken.last.key))
-            if taken.before is not None:
-                restored += 1
-                whole = {**taken.last.key, **taken.before}
+            sample.append(dict(reversal.last.key))
+            if reversal.before is not None:
+                restore_count += 1
+                whole = {**reversal.last.key, **reversal.before}
                 rows[key] = {name: whole[name] for name in (*self._names, *whole) if name in whole}
             elif rows.pop(key, None) is not None:
-                deleted += 1
+                delete_count += 1
         reason = f"rows get back their values as of epoch {rewinding.to.epoch}"
-        return Repair("overwrite", restored, deleted, 0, tuple(sample[:SAMPLE_MAX]), reason), rows, kept
+        return Repair("overwrite", restore_count, delete_count, 0, tuple(sample[:SAMPLE_MAX]), reason), rows, kept
 
     def _advance(self, where: str, job_uuid: str, writer: Writer, tag: Tag) -> AlreadyDelivered | None:
         standing = self._tags.get((job_uuid, writer))
@@ -364,7 +364,7 @@ class MemorySink(Repairs, Ownership, Sink):
 
     def publish(self, job_uuid: str, writer: Writer, epochs: Sequence[tuple[Tag, list[Row]]]) -> None:
         """Apply rows and before-images of these epochs in order; the tag is for the caller to move."""
-        draft = Draft(self._numbered, self._names)
+        draft = DeliveryDraft(self._numbered, self._names)
         for n, (tag, rows) in enumerate(epochs):
             if n:
                 self.fault("between_epochs")
@@ -379,7 +379,7 @@ class MemorySink(Repairs, Ownership, Sink):
             else:
                 self._kept[key] = row
 
-    def _draft(self, draft: Draft, job_uuid: str, writer: Writer, tag: Tag, rows: list[Row]) -> None:
+    def _draft(self, draft: DeliveryDraft, job_uuid: str, writer: Writer, tag: Tag, rows: list[Row]) -> None:
         if self._key is None:
             first, last = draft.numbered + 1, draft.numbered + len(rows)
             if rows:
@@ -398,7 +398,7 @@ class MemorySink(Repairs, Ownership, Sink):
             draft.newest[key] = None if gone else {name: value for name, value in row.items() if name != OP}
             draft.changed.append((key, draft.newest[key]))
 
-    def _value(self, draft: Draft, key: Key) -> Row | None:
+    def _value(self, draft: DeliveryDraft, key: Key) -> Row | None:
         row = draft.newest[key] if key in draft.newest else self._kept.get(key)
         return None if row is None else {name: value for name, value in row.items() if name not in (self._key or ())}
 

@@ -30,7 +30,16 @@ from holdfast.secrets import Secret
 from holdfast.sinks.postgres import rights
 from holdfast.sinks.postgres.errors import meaning_of
 from holdfast.sinks.postgres.server import ServerConnection, connect
-from holdfast.sinks.sql.dialect import Column, Connection, Dialect, Limits, Purpose, TemporaryTable, Upsert, on_conflict
+from holdfast.sinks.sql.dialect import (
+    Column,
+    Connection,
+    Dialect,
+    Purpose,
+    TableLimits,
+    TemporaryTable,
+    Upsert,
+    on_conflict,
+)
 from holdfast.sinks.sql.values import TIME_OF_DAY, TIMESTAMP, Value, is_text
 
 T = TypeVar("T")
@@ -105,7 +114,7 @@ class PostgresDialect(Dialect):
     )
     tag_type = 'text COLLATE "C"'
     keeps_nan = True
-    limits = Limits(COLUMNS_MAX, name_bytes=63, reserved=("pg_",), reserved_columns=(ROW, *_SYSTEM_COLUMNS))
+    limits = TableLimits(COLUMNS_MAX, name_bytes=63, reserved=("pg_",), reserved_columns=(ROW, *_SYSTEM_COLUMNS))
     row_order = ROW
     row_order_column = f"{ROW} bigint GENERATED ALWAYS AS IDENTITY UNIQUE"
     renumbered_by = ""
@@ -157,19 +166,19 @@ class PostgresDialect(Dialect):
 
     def kind_of(self, db: Connection, name: str) -> str | None:
         """After a crash of the server an unlogged table is empty, and the tags are not."""
-        found = db.execute(
+        row = db.execute(
             "SELECT c.relkind::text, c.relpersistence::text FROM pg_catalog.pg_class c "
             "JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = $2",
             (self.schema, name),
         ).fetchone()
-        if found is None:
+        if row is None:
             return None
-        kind, persistence = found
+        kind, persistence = row
         return _KINDS.get(kind, "table" if persistence == "p" else "table that is not kept through a crash (UNLOGGED)")
 
     def columns(self, db: Connection, table: str) -> list[Column]:
         """A deferrable primary key is none: ON CONFLICT does not take it."""
-        found = db.execute(
+        rows = db.execute(
             "SELECT a.attname, format_type(a.atttypid, a.atttypmod) "
             "|| CASE WHEN a.attcollation = t.typcollation THEN '' WHEN o.collname = 'C' THEN ' COLLATE \"C\"' "
             "ELSE ' COLLATE ' || quote_ident(s.nspname) || '.' || quote_ident(o.collname) END "
@@ -184,10 +193,10 @@ class PostgresDialect(Dialect):
             "ORDER BY a.attnum",
             (self.schema, table, ROW),
         )
-        return [Column(*row) for row in found]
+        return [Column(*row) for row in rows]
 
     def loosely_compared(self, db: Connection, table: str) -> dict[str, str]:
-        found = db.execute(
+        rows = db.execute(
             "SELECT a.attname, o.collname FROM pg_catalog.pg_attribute a "
             "JOIN pg_catalog.pg_class c ON c.oid = a.attrelid "
             "JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
@@ -196,7 +205,7 @@ class PostgresDialect(Dialect):
             "WHERE n.nspname = $1 AND c.relname = $2",
             (self.schema, table),
         )
-        return {name: f"{collation}, needed is a deterministic collation" for name, collation in found}
+        return {name: f"{collation}, needed is a deterministic collation" for name, collation in rows}
 
     def check_rights(self, db: Connection, where: str, table: str, own: Sequence[str], keyed: bool) -> None:
         numbered = self.row_number(db, table) is not None
@@ -206,7 +215,7 @@ class PostgresDialect(Dialect):
 
     def row_number(self, db: Connection, table: str) -> str | None:
         """A user's own table may lack the column."""
-        found = db.execute(
+        row = db.execute(
             "SELECT 1 FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_class c ON c.oid = a.attrelid "
             "JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
             "WHERE n.nspname = $1 AND c.relname = $2 AND a.attname = $3 AND a.attidentity = 'a' AND EXISTS "
@@ -214,7 +223,7 @@ class PostgresDialect(Dialect):
             "AND i.indpred IS NULL AND i.indnkeyatts = 1 AND i.indkey[0] = a.attnum)",
             (self.schema, table, ROW),
         ).fetchone()
-        return ROW if found else None
+        return ROW if row else None
 
     def numbering(self, db: Connection) -> object:
         """Nothing renumbers rows."""

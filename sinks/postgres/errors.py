@@ -39,13 +39,13 @@ from holdfast.sinks.contract.phrases import (
 
 def meaning_of(where: str, error: psycopg.Error) -> HoldfastError | None:
     """Return the error's meaning for a delivery, None if it is a bug here."""
-    said = said_by(error)
+    message = said_by(error)
     if error.sqlstate is None:
         known = next((kind for kind in type(error).__mro__ if kind in _WITHOUT_CODE), None)
-        meaning = _at_opening(said) or _WITHOUT_CODE.get(known)
+        meaning = _at_opening(message) or _WITHOUT_CODE.get(known)
     else:
         meaning = _BY_CODE.get(error.sqlstate) or _BY_CLASS.get(error.sqlstate[:2])
-    return None if meaning is None else meaning(where, said)
+    return None if meaning is None else meaning(where, message)
 
 
 def said_by(error: psycopg.Error) -> str:

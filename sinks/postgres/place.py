@@ -51,7 +51,7 @@ def parsed(dsn: str) -> Mapping[str, str]:
         ConfigError: the string is invalid, or holds a password.
     """
     try:
-        found = {name: str(value) for name, value in conninfo_to_dict(dsn).items()}
+        parameters = {name: str(value) for name, value in conninfo_to_dict(dsn).items()}
     except psycopg.Error:
         raise ConfigError(
             "hf.Postgres: this is not a connection string of Postgres; it is not repeated here, as it may hold a "
@@ -59,7 +59,7 @@ def parsed(dsn: str) -> Mapping[str, str]:
             not_done="the job was not planned",
             next_step='write "postgresql://USER@HOST:5432/DATABASE" or "host=HOST dbname=DATABASE user=USER"',
         ) from None
-    secrets = [name for name in SECRETS if name in found]
+    secrets = [name for name in SECRETS if name in parameters]
     if secrets:
         raise ConfigError(
             f"hf.Postgres: the connection string holds a secret: {', '.join(secrets)}",
@@ -68,7 +68,7 @@ def parsed(dsn: str) -> Mapping[str, str]:
             "that every worker has (~/.pgpass, or passfile=PATH in the connection string); then change this password, "
             "as plans, process lists or a shell history may have exposed it",
         )
-    return found
+    return parameters
 
 
 def conninfo(dsn: str) -> str:

@@ -59,15 +59,15 @@ def lacking(db: Connection, schema: str, table: str, needed: Sequence[str], own:
         own: Holdfast's tables that they write. Others in the schema may be of other users' sinks.
     """
     user, database, temporary = db.execute(_SESSION).fetchone()
-    found: dict[str, list[str]] = {}
+    privileges_by_table: dict[str, list[str]] = {}
     for _, name, privilege in db.execute(_LACKING, (schema, table, list(needed), list(KEYED), list(own))):
-        found.setdefault(name, []).append(privilege)
+        privileges_by_table.setdefault(name, []).append(privilege)
     grants = [
         Grant(
             f"{', '.join(privileges)} on {schema}.{name}",
             f"GRANT {', '.join(privileges)} ON {_quoted(schema, name)} TO {_quoted(user)}",
         )
-        for name, privileges in found.items()
+        for name, privileges in privileges_by_table.items()
     ]
     if not temporary:
         statement = f"GRANT TEMPORARY ON DATABASE {_quoted(database)} TO {_quoted(user)}"

@@ -41,7 +41,7 @@ TOGETHER_ROWS_MAX = 50_000
 
 
 @dataclass(frozen=True)
-class Opening:
+class DeliveryOpening:
     """The target's tag is being read."""
 
     writer: Writer
@@ -52,7 +52,7 @@ class Opening:
 
 
 @dataclass(frozen=True)
-class Waiting:
+class DeliveryWaiting:
     """A request or attempt failed; its timer runs."""
 
     writer: Writer
@@ -62,7 +62,7 @@ class Waiting:
 
 
 @dataclass(frozen=True)
-class Ready:
+class Settled:
     """All decided output is in the target."""
 
     writer: Writer
@@ -70,7 +70,7 @@ class Ready:
 
 
 @dataclass(frozen=True)
-class Delivering:
+class DeliveryRunning:
     """The front of the queue is being attempted."""
 
     writer: Writer
@@ -82,7 +82,7 @@ class Delivering:
 
 
 @dataclass(frozen=True)
-class Stopped:
+class DeliveryStopped:
     """Delivery cannot continue; the job ends with this error."""
 
     writer: Writer
@@ -90,7 +90,7 @@ class Stopped:
     error: ErrorReport
 
 
-Delivery = Opening | Waiting | Ready | Delivering | Stopped
+Delivery = DeliveryOpening | DeliveryWaiting | Settled | DeliveryRunning | DeliveryStopped
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class AlreadyThere:
 
 
 @dataclass(frozen=True)
-class Failed:
+class AttemptFailed:
     """A request or attempt failed; unless permanent, its outcome is unknown."""
 
     error: ErrorReport
@@ -139,7 +139,7 @@ class RetryDue:
     """The timer that RetryAfter asked for ran out."""
 
 
-Event = Opened | Queue | Succeeded | AlreadyThere | Failed | RetryDue
+Event = Opened | Queue | Succeeded | AlreadyThere | AttemptFailed | RetryDue
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class Open:
 
 
 @dataclass(frozen=True)
-class Attempt:
+class AttemptDelivery:
     """Deliver these epochs in one transaction; answer with Succeeded, AlreadyThere or Failed.
 
     A target that takes one epoch at a time is given the first, and the answer is about that one.
@@ -183,47 +183,49 @@ class Fail:
     error: ErrorReport
 
 
-Effect = Open | Attempt | Confirm | RetryAfter | Fail
+Effect = Open | AttemptDelivery | Confirm | RetryAfter | Fail
 
 
 def start(writer: Writer) -> tuple[Delivery, list[Effect]]:
     """Begin by reading the tag: nothing is attempted before it is known."""
-    return Opening(writer, floor=None, queue=(), failures=0), [Open(writer)]
+    return DeliveryOpening(writer, floor=None, queue=(), failures=0), [Open(writer)]
 
 
 def step(state: Delivery, event: Event) -> tuple[Delivery, list[Effect]]:
     """Take one event; return the next state and the effects for the loop, in order."""
-    if isinstance(state, Stopped):
+    if isinstance(state, DeliveryStopped):
         assert isinstance(event, Queue), "nothing is under way after delivery stopped"
         return state, []
     match event:
         case Queue(pending):
             return _queue(state, pending)
         case Opened(delivered, confirmed, completed):
-            assert isinstance(state, Opening), "no tag was asked for"
+            assert isinstance(state, DeliveryOpening), "no tag was asked for"
             return _opened(state, delivered, confirmed, completed)
         case Succeeded(tag):
-            assert isinstance(state, Delivering), "no attempt was under way"
+            assert isinstance(state, DeliveryRunning), "no attempt was under way"
             assert tag in [pending.tag for pending in state.queue[: state.together]], "another attempt was under way"
             return _delivered(state, tag)
         case AlreadyThere(tag):
-            assert isinstance(state, Delivering) and tag >= state.queue[0].tag, "the tag does not cover the attempt"
+            assert isinstance(state, DeliveryRunning) and tag >= state.queue[0].tag, (
+                "the tag does not cover the attempt"
+            )
             return _delivered(state, tag)
-        case Failed(error, permanent):
-            assert isinstance(state, Opening | Delivering), "nothing was under way"
-            if permanent and error.kind != Fenced.kind and isinstance(state, Delivering) and state.together > 1:
+        case AttemptFailed(error, permanent):
+            assert isinstance(state, DeliveryOpening | DeliveryRunning), "nothing was under way"
+            if permanent and error.kind != Fenced.kind and isinstance(state, DeliveryRunning) and state.together > 1:
                 return _attempt(state, 1)  # The epochs before the one that cannot be delivered are delivered.
             return _stop(state, error) if permanent else _retry(state)
         case RetryDue():
-            assert isinstance(state, Waiting), "no timer was asked for"
-            return Opening(state.writer, state.floor, state.queue, state.failures), [Open(state.writer)]
+            assert isinstance(state, DeliveryWaiting), "no timer was asked for"
+            return DeliveryOpening(state.writer, state.floor, state.queue, state.failures), [Open(state.writer)]
         case _:
             assert_never(event)
 
 
 def backlog(state: Delivery) -> tuple[int, int]:
     """Return epochs and bytes that are committed and not known to be delivered."""
-    if isinstance(state, Ready):
+    if isinstance(state, Settled):
         return 0, 0
     return len(state.queue), sum(part.size for pending in state.queue for part in pending.staged.parts)
 
@@ -238,12 +240,14 @@ def too_much(epochs: int, size: int, epochs_max: int = BACKLOG_EPOCHS_MAX, bytes
     return epochs >= epochs_max or size >= bytes_max
 
 
-def _queue(state: Opening | Waiting | Ready | Delivering, pending: Pending) -> tuple[Delivery, list[Effect]]:
+def _queue(
+    state: DeliveryOpening | DeliveryWaiting | Settled | DeliveryRunning, pending: Pending
+) -> tuple[Delivery, list[Effect]]:
     assert pending.writer == state.writer, "output of another writer"
     if state.floor is not None and pending.tag <= state.floor:
         return state, []
-    if isinstance(state, Ready):
-        return _attempt(Delivering(state.writer, state.floor, (pending,), failures=0), 1)
+    if isinstance(state, Settled):
+        return _attempt(DeliveryRunning(state.writer, state.floor, (pending,), failures=0), 1)
     same = [queued for queued in state.queue if queued.tag == pending.tag]
     if same:
         assert same == [pending], "one epoch was staged in two ways"
@@ -253,13 +257,13 @@ def _queue(state: Opening | Waiting | Ready | Delivering, pending: Pending) -> t
 
 
 def _opened(
-    state: Opening, delivered: Tag | None, confirmed: Tag | None, completed: Tag | None
+    state: DeliveryOpening, delivered: Tag | None, confirmed: Tag | None, completed: Tag | None
 ) -> tuple[Delivery, list[Effect]]:
-    known = [tag for tag in (state.floor, confirmed) if tag is not None]
-    if known and (delivered is None or delivered < max(known)):
-        return _stop(state, went_back(_named(state.writer), delivered, max(known)).report())
+    floors = [tag for tag in (state.floor, confirmed) if tag is not None]
+    if floors and (delivered is None or delivered < max(floors)):
+        return _stop(state, went_back(_named(state.writer), delivered, max(floors)).report())
     if completed is not None and delivered is not None:
-        newest = max([completed, *known])
+        newest = max([completed, *floors])
         if delivered > newest and all(pending.tag != delivered for pending in state.queue):
             # On a newer timeline it may be a rewind of this very job, which the master recognises by the kind.
             kind = Fenced.kind if delivered.timeline > newest.timeline else Damaged.kind
@@ -271,7 +275,7 @@ def _opened(
     return _go_on(state.writer, delivered, state.queue, state.failures, news)
 
 
-def _delivered(state: Delivering, tag: Tag) -> tuple[Delivery, list[Effect]]:
+def _delivered(state: DeliveryRunning, tag: Tag) -> tuple[Delivery, list[Effect]]:
     return _go_on(state.writer, tag, state.queue, failures=0, effects=[Confirm(state.writer, tag)])
 
 
@@ -280,13 +284,13 @@ def _go_on(
 ) -> tuple[Delivery, list[Effect]]:
     rest = tuple(pending for pending in queue if floor is None or pending.tag > floor)
     if not rest:
-        return Ready(writer, floor), effects
-    state, attempt = _attempt(Delivering(writer, floor, rest, failures), _together(rest, failures))
+        return Settled(writer, floor), effects
+    state, attempt = _attempt(DeliveryRunning(writer, floor, rest, failures), _together(rest, failures))
     return state, [*effects, *attempt]
 
 
-def _attempt(state: Delivering, together: int) -> tuple[Delivery, list[Effect]]:
-    return replace(state, together=together), [Attempt(state.queue[:together])]
+def _attempt(state: DeliveryRunning, together: int) -> tuple[Delivery, list[Effect]]:
+    return replace(state, together=together), [AttemptDelivery(state.queue[:together])]
 
 
 def _together(queue: tuple[Pending, ...], failures: int) -> int:
@@ -302,14 +306,14 @@ def _together(queue: tuple[Pending, ...], failures: int) -> int:
     return min(len(queue), max(1, TOGETHER_EPOCHS_MAX >> failures))
 
 
-def _retry(state: Opening | Delivering) -> tuple[Delivery, list[Effect]]:
+def _retry(state: DeliveryOpening | DeliveryRunning) -> tuple[Delivery, list[Effect]]:
     delay_ms = min(RETRY_FIRST_MS << min(state.failures, 16), RETRY_MAX_MS)
-    waiting = Waiting(state.writer, state.floor, state.queue, state.failures + 1)
+    waiting = DeliveryWaiting(state.writer, state.floor, state.queue, state.failures + 1)
     return waiting, [RetryAfter(state.writer, delay_ms)]
 
 
-def _stop(state: Opening | Delivering, error: ErrorReport) -> tuple[Delivery, list[Effect]]:
-    return Stopped(state.writer, state.queue, error), [Fail(state.writer, error)]
+def _stop(state: DeliveryOpening | DeliveryRunning, error: ErrorReport) -> tuple[Delivery, list[Effect]]:
+    return DeliveryStopped(state.writer, state.queue, error), [Fail(state.writer, error)]
 
 
 def _named(writer: Writer) -> str:

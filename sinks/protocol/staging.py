@@ -48,7 +48,7 @@ PARALLEL_FROM_BYTES = 1 << 18
 
 
 @dataclass(frozen=True)
-class Part:
+class StagedPart:
     """One encoded part, and the rows in it."""
 
     data: bytes
@@ -151,7 +151,7 @@ class Stage:
         self._batches.append(batch)
         self.buffered_bytes += batch.nbytes
 
-    def seal(self, hashed: bool = False) -> Part | None:
+    def seal(self, hashed: bool = False) -> StagedPart | None:
         """Return the rows added since the last seal, or None if there are none; then start a new part.
 
         Args:
@@ -163,7 +163,7 @@ class Stage:
         rows = pa.concat_tables([_as(self._schema, batch) for batch in batches])
         if self._key is not None:
             rows = last_per_key(rows, self._key)
-        return Part(encode(rows), rows.num_rows, audited(rows, self._key) if hashed else RowDigest(rows.num_rows))
+        return StagedPart(encode(rows), rows.num_rows, audited(rows, self._key) if hashed else RowDigest(rows.num_rows))
 
 
 def _as(schema: pa.Schema, batch: pa.RecordBatch) -> pa.Table:

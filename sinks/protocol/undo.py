@@ -28,7 +28,7 @@ Place = TypeVar("Place")
 
 
 @dataclass(frozen=True)
-class Change(Generic[Place, Before]):
+class RowChange(Generic[Place, Before]):
     """One change of a row, in the order in which the target took them.
 
     Args:
@@ -57,10 +57,10 @@ class TakenBack(Generic[Place, Before]):
     rewritten: tuple[tuple[Place, Before | None], ...]
 
 
-def take_back(changes: Iterable[Change[Place, Before]]) -> TakenBack[Place, Before]:
+def take_back(changes: Iterable[RowChange[Place, Before]]) -> TakenBack[Place, Before]:
     """Decide about one row. The changes are those that have a before-image, oldest first."""
-    run: Change[Place, Before] | None = None
-    last: Change[Place, Before] | None = None
+    run: RowChange[Place, Before] | None = None
+    last: RowChange[Place, Before] | None = None
     rewritten: list[tuple[Place, Before | None]] = []
     for change in changes:
         last = change

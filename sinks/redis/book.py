@@ -27,7 +27,7 @@ SINK = b'["sink"]'
 """The field with the sink to which the rows belong; an earlier version noted none."""
 
 
-class Book:
+class RedisBook:
     """The contents of the hash.
 
     Args:
@@ -111,12 +111,12 @@ class Book:
         if text is None:
             return None
         try:
-            found = json.loads(text)
+            value = json.loads(text)
         except ValueError:
-            found = None
-        known = isinstance(found, dict) and found.get("v") == VERSION
-        if known and all(type(found.get(name)) is kind for name, kind in members.items()):
-            return dict(found)
+            value = None
+        known = isinstance(value, dict) and value.get("v") == VERSION
+        if known and all(type(value.get(name)) is kind for name, kind in members.items()):
+            return dict(value)
         raise Damaged(
             f"{self._where}: Holdfast's hash holds a value that this version cannot read: field {field!r:.200}, value "
             f"{text!r:.200}",

@@ -17,19 +17,19 @@ from redis.retry import Retry
 
 from holdfast.errors import ConfigError, NotAdmitted
 from holdfast.secrets import Secret
-from holdfast.sinks.redis.book import COLUMNS, Book
+from holdfast.sinks.redis.book import COLUMNS, RedisBook
 from holdfast.sinks.redis.errors import meaning_of
 from holdfast.sinks.redis.place import RedisPlace
-from holdfast.sinks.redis.script import RIGHTS, SCRIPT, Change
-from holdfast.sinks.redis.server import Server
-from holdfast.sinks.redis.target import Connection
+from holdfast.sinks.redis.script import RIGHTS, SCRIPT, BookChange
+from holdfast.sinks.redis.server import ServerFacts
+from holdfast.sinks.redis.target import BookConnection
 
 CONNECT_WITHIN_S = 10.0
 ANSWER_WITHIN_S = 30.0
 """How long a script of the largest delivery may take, with those of other clients before it."""
 
 
-class RedisConnection(Connection):
+class RedisConnection(BookConnection):
     """One connection. See target.Connection.
 
     Args:
@@ -41,17 +41,17 @@ class RedisConnection(Connection):
         self._client: Any = None
         self._may_ask = True
 
-    def book(self) -> Book:
+    def book(self) -> RedisBook:
         with self._raising() as client:
-            return Book(self._place.where, client.execute_command("HGETALL", self._place.book))
+            return RedisBook(self._place.where, client.execute_command("HGETALL", self._place.book))
 
-    def apply(self, change: Change) -> bool:
+    def apply(self, change: BookChange) -> bool:
         """A setting that lets the server evict rows may have come since the start."""
         with self._raising() as client:
             if self._may_ask:
                 memory = _permitted(lambda: client.info("memory"))
                 self._may_ask = bool(memory)  # each refusal would be in the server's log of them
-                Server(memory).check_keeps(self._place.where)
+                ServerFacts(memory).check_keeps(self._place.where)
             done = client.execute_command("EVAL", SCRIPT, 1, self._place.book, *change.arguments())
         return bool(done == 1)
 
@@ -67,12 +67,12 @@ class RedisConnection(Connection):
             client.execute_command("HGETALL", self._place.book)
             client.execute_command("EVAL", RIGHTS, 2, self._place.book, unused, COLUMNS)
 
-    def server(self) -> Server:
+    def server(self) -> ServerFacts:
         """Return the server's settings, as far as this user may read them."""
         with self._raising() as client:
             facts = _permitted(client.info)
             fsync = _permitted(lambda: client.config_get("appendfsync")) if facts else {}
-            return Server({**facts, **fsync})
+            return ServerFacts({**facts, **fsync})
 
     def close(self) -> None:
         if self._client is not None:

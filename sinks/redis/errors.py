@@ -32,11 +32,11 @@ _SCRIPT = re.compile(
 
 def meaning_of(where: str, error: exceptions.RedisError) -> HoldfastError:
     """Return the error's meaning for a delivery."""
-    said = _SCRIPT.sub("", " ".join(str(error).split())).rstrip(".")
+    message = _SCRIPT.sub("", " ".join(str(error).split())).rstrip(".")
     for kinds, words, meaning in _MEANINGS:
-        if isinstance(error, kinds) or (words is not None and re.search(words, said)):
-            return meaning(where, said)
-    return _REFUSED(where, said)
+        if isinstance(error, kinds) or (words is not None and re.search(words, message)):
+            return meaning(where, message)
+    return _REFUSED(where, message)
 
 
 def _busy(where: str, said: str) -> HoldfastError:

@@ -92,12 +92,12 @@ def _no_url() -> ConfigError:
 
 
 def _check_prefix(prefix: str) -> None:
-    encoded = prefix.encode(errors="replace")
+    prefix_bytes = prefix.encode(errors="replace")
     if prefix.startswith(OWN):
         fault = f"begins with {OWN!r}, as Holdfast's own keys do"
-    elif not 1 <= len(encoded) <= PREFIX_MAX:
-        fault = f"has {len(encoded)} bytes"
-    elif encoded.decode() != prefix:
+    elif not 1 <= len(prefix_bytes) <= PREFIX_MAX:
+        fault = f"has {len(prefix_bytes)} bytes"
+    elif prefix_bytes.decode() != prefix:
         fault = "is not text in UTF-8"
     else:
         return

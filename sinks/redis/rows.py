@@ -21,7 +21,7 @@ VALUE_BYTES_MAX = 64 << 20
 
 
 @dataclass(frozen=True)
-class Rows:
+class KeyValueRows:
     """How the rows of a sink become keys and values.
 
     Args:
@@ -39,12 +39,12 @@ class Rows:
             ConfigError: a row has no key.
         """
         check_null_keys(self.where, self.key, batch)
-        deleted = [False] * batch.num_rows
+        delete_flags = [False] * batch.num_rows
         if OP in batch.schema.names:
-            deleted = pc.equal(batch.column(OP), DELETE).to_pylist()
+            delete_flags = pc.equal(batch.column(OP), DELETE).to_pylist()
             batch = batch.drop_columns([OP])
         values = objects(batch, batch.schema.names)
-        for name, value, gone in zip(keys_of(batch, self.key), values, deleted, strict=True):
+        for name, value, gone in zip(keys_of(batch, self.key), values, delete_flags, strict=True):
             assert name is not None, "a row without a key was refused"
             yield self.prefix + name, None if gone else value
 

@@ -81,7 +81,7 @@ that may be refused come before those that would leave traces."""
 
 
 @dataclass(frozen=True)
-class Change:
+class BookChange:
     """One change of a target.
 
     Args:

@@ -16,7 +16,7 @@ VERSION_MIN = (6, 0)
 
 
 @dataclass(frozen=True)
-class Server:
+class ServerFacts:
     """Answers of INFO, and of CONFIG GET appendfsync; without those that this user may not ask for."""
 
     facts: Mapping[str, Any]
@@ -76,12 +76,12 @@ class Server:
 
     def warnings(self, where: str) -> Iterator[str]:
         """Yield settings that let the server lose rows that it has confirmed."""
-        lost = "Then a delivery finds its tag gone back, and the job ends (damaged)"
+        effect = "Then a delivery finds its tag gone back, and the job ends (damaged)"
         if not self.facts:
             yield f"{where}: this user may not ask for INFO, so persistence and eviction are not checked"
         elif not self.facts.get("aof_enabled"):
             yield (
-                f"{where} has appendonly no: after a crash, rows since its last snapshot are lost. {lost}. "
+                f"{where} has appendonly no: after a crash, rows since its last snapshot are lost. {effect}. "
                 "Next: set appendonly yes and appendfsync always"
             )
         elif "appendfsync" not in self.facts:
@@ -89,7 +89,7 @@ class Server:
         elif self.facts["appendfsync"] != "always":
             yield (
                 f"{where} has appendfsync {self.facts['appendfsync']}: after a power failure, confirmed rows of the "
-                f"last second or more are lost. {lost}. Next: set appendfsync always"
+                f"last second or more are lost. {effect}. Next: set appendfsync always"
             )
 
 

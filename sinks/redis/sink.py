@@ -24,9 +24,9 @@ from holdfast.sinks.contract.owners import Claim, Holding, Ownership
 from holdfast.sinks.contract.sink import Sink, check_key
 from holdfast.sinks.contract.target import Fault, no_fault
 from holdfast.sinks.json_values.rows import check_forms
-from holdfast.sinks.redis.book import COLUMNS, Book, columns_value
+from holdfast.sinks.redis.book import COLUMNS, RedisBook, columns_value
 from holdfast.sinks.redis.place import RedisPlace, place_of
-from holdfast.sinks.redis.rows import Rows
+from holdfast.sinks.redis.rows import KeyValueRows
 from holdfast.sinks.redis.target import RedisTarget
 from holdfast.traits import Library, SinkTraits
 
@@ -148,8 +148,8 @@ class Redis(Ownership, Sink):
         """Return a target that calls `fault` at every point of a delivery."""
         return RedisTarget(self.where, self._connection(), self._rows().pairs, job_uuid, writer, claim, fault)
 
-    def _rows(self) -> Rows:
-        return Rows(self.where, self.prefix.encode(), self.key)
+    def _rows(self) -> KeyValueRows:
+        return KeyValueRows(self.where, self.prefix.encode(), self.key)
 
     def _connection(self) -> RedisConnection:
         try:
@@ -162,14 +162,14 @@ class Redis(Ownership, Sink):
             ) from error
         return RedisConnection(self.place, self.password)
 
-    def _compare(self, book: Book, schema: pa.Schema) -> None:
+    def _compare(self, book: RedisBook, schema: pa.Schema) -> None:
         """Refuse rows that differ from those under the prefix: readers would find both forms."""
-        wanted, found = columns_value(schema, self.key), book.raw(COLUMNS)
-        if found == wanted:
+        stream_columns, note = columns_value(schema, self.key), book.raw(COLUMNS)
+        if note == stream_columns:
             return
         raise ConfigError(
-            f"{self.where}: the rows there have other columns or another key than the stream: {found.decode()}, the "
-            f"stream has {wanted.decode()}",
+            f"{self.where}: the rows there have other columns or another key than the stream: {note.decode()}, the "
+            f"stream has {stream_columns.decode()}",
             not_done="nothing was written there",
             next_step="give the sink another prefix; or, if readers can distinguish both forms, remove the note: "
             f"HDEL {self.place.book} '{COLUMNS.decode()}'",

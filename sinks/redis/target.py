@@ -40,21 +40,21 @@ from holdfast.sinks.contract.target import (
     already,
     no_fault,
 )
-from holdfast.sinks.redis.book import SINK, Book, owner_field, owner_value, sink_value, tag_field, tag_value
-from holdfast.sinks.redis.script import REQUEST_BYTES_MAX, Change, packed
+from holdfast.sinks.redis.book import SINK, RedisBook, owner_field, owner_value, sink_value, tag_field, tag_value
+from holdfast.sinks.redis.script import REQUEST_BYTES_MAX, BookChange, packed
 
 Pairs = Iterable[tuple[bytes, bytes | None]]
 ATTEMPTS_MAX = 5
 """How often a delivery starts over because another process changed the book meanwhile."""
 
 
-class Connection(Protocol):
+class BookConnection(Protocol):
     """A target's connection to the server. Its calls raise a HoldfastError."""
 
-    def book(self) -> Book:
+    def book(self) -> RedisBook:
         """Read the book."""
 
-    def apply(self, change: Change) -> bool:
+    def apply(self, change: BookChange) -> bool:
         """Make a change; return whether it was made. After an error its outcome is unknown."""
 
     def close(self) -> None:
@@ -77,7 +77,7 @@ class RedisTarget(Merges, Target):
     def __init__(
         self,
         where: str,
-        connection: Connection,
+        connection: BookConnection,
         pairs: Callable[[pa.RecordBatch], Pairs],
         job_uuid: str,
         writer: Writer,
@@ -99,8 +99,8 @@ class RedisTarget(Merges, Target):
     def deliver_together(self, epochs: Sequence[EpochOutput], known: Tag | None = None) -> Outcome:
         first, last = epochs[0].tag, epochs[-1].tag
         book = self._connection.book()
-        if (found := self._covered(book, first, known)) is not None:
-            return found
+        if (prior_outcome := self._covered(book, first, known)) is not None:
+            return prior_outcome
         rows, chunks = self._read(epochs)
         self._fault("before_begin")
         for _ in range(ATTEMPTS_MAX):
@@ -113,8 +113,8 @@ class RedisTarget(Merges, Target):
                 self._fault("after_commit")
                 return Delivered(rows)
             book = self._connection.book()
-            if (found := self._covered(book, first, known)) is not None:
-                return found
+            if (prior_outcome := self._covered(book, first, known)) is not None:
+                return prior_outcome
         raise Unavailable(
             f"{self._where}: another process changed tags or owner {ATTEMPTS_MAX} times while this delivery was made",
             not_done=NOTHING,
@@ -127,7 +127,7 @@ class RedisTarget(Merges, Target):
     def close(self) -> None:
         self._connection.close()
 
-    def _covered(self, book: Book, first: Tag, known: Tag | None) -> AlreadyDelivered | None:
+    def _covered(self, book: RedisBook, first: Tag, known: Tag | None) -> AlreadyDelivered | None:
         """Return the tag if it covers the delivery; else compare it with the tag that the writer knows.
 
         Raises:
@@ -141,7 +141,7 @@ class RedisTarget(Merges, Target):
             check_continues(self._where, standing, known)
         return None
 
-    def _must_take_over(self, book: Book) -> bool:
+    def _must_take_over(self, book: RedisBook) -> bool:
         if self._claim is None:
             return False
         job, sink = self._job, self._writer.sink
@@ -150,22 +150,22 @@ class RedisTarget(Merges, Target):
             raise belongs_to(self._where, job, rival)
         return self._claim.must_take_over(self._where, book.held(job, sink), lambda: book.newest(job, sink))
 
-    def _change(self, book: Book, last: Tag, chunks: Sequence[bytes]) -> Change:
+    def _change(self, book: RedisBook, last: Tag, chunks: Sequence[bytes]) -> BookChange:
         """Return the change that moves the tag from its place in the book, and takes the target over if necessary."""
         tag, owner = tag_field(self._job, self._writer), owner_field(self._job, self._writer.sink)
-        read, sets = {tag: book.raw(tag)}, {tag: tag_value(last)}
+        expected_fields, sets = {tag: book.raw(tag)}, {tag: tag_value(last)}
         if self._claim is None:
-            return Change(read, sets, None, chunks)
-        read[owner], read[SINK] = book.raw(owner), book.raw(SINK)
+            return BookChange(expected_fields, sets, None, chunks)
+        expected_fields[owner], expected_fields[SINK] = book.raw(owner), book.raw(SINK)
         sets[SINK] = sink_value(self._job, self._writer.sink)
         if (rival := book.noted_rival(self._job, self._writer.sink)) is not None:  # the user moves the rows from it
             theirs = owner_field(rival.job_uuid, rival.sink)
-            read[theirs] = book.raw(theirs)
+            expected_fields[theirs] = book.raw(theirs)
         if not self._must_take_over(book):
-            return Change(read, sets, None, chunks)
+            return BookChange(expected_fields, sets, None, chunks)
         sets[owner] = owner_value(self._claim)
-        read.update((each, book.raw(each)) for each in book.tag_fields(self._job, self._writer.sink))
-        return Change(read, sets, len(book), chunks)
+        expected_fields.update((each, book.raw(each)) for each in book.tag_fields(self._job, self._writer.sink))
+        return BookChange(expected_fields, sets, len(book), chunks)
 
     def _read(self, epochs: Sequence[EpochOutput]) -> tuple[int, list[bytes]]:
         """Read all rows; return their number, and them as chunks."""

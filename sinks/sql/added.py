@@ -23,7 +23,7 @@ import xxhash
 
 from holdfast.sinks.sql import tags
 from holdfast.sinks.sql.session import Session
-from holdfast.sinks.sql.table import Stored
+from holdfast.sinks.sql.table import DatabaseTable
 
 ROWS_PER_READ = 10_000
 
@@ -43,7 +43,7 @@ class AddedRange:
 _RANGE = msgspec.json.Decoder(AddedRange)
 
 
-def add_rows(s: Session, table: Stored, number: str | None, loaded: str, tag: tags.TagRow) -> None:
+def add_rows(s: Session, table: DatabaseTable, number: str | None, loaded: str, tag: tags.TagRow) -> None:
     """Add all loaded rows to the table, in order, and record which they are.
 
     Args:
@@ -77,14 +77,14 @@ def ranges_of(numbers: Iterable[int]) -> list[tuple[int, int]]:
     return ranges
 
 
-def digest(s: Session, table: Stored, number: str, first: int, last: int) -> str:
+def digest(s: Session, table: DatabaseTable, number: str, first: int, last: int) -> str:
     """Return the xxh3-64 of the rows in a range: number and columns by name, as MessagePack, one after the other."""
     names = ", ".join(s.dialect.readable("t", column) for column in sorted(table.columns, key=attrgetter("name")))
-    given = s.given()
+    params = s.given()
     rows = s.execute(
-        f"SELECT t.{number}, {names} FROM {table.name} t WHERE t.{number} BETWEEN {given(first)} AND {given(last)} "
+        f"SELECT t.{number}, {names} FROM {table.name} t WHERE t.{number} BETWEEN {params(first)} AND {params(last)} "
         f"ORDER BY t.{number}",
-        given,
+        params,
     )
     state = xxhash.xxh3_64()
     while some := rows.fetchmany(ROWS_PER_READ):

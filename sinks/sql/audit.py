@@ -36,8 +36,8 @@ from holdfast.model import Epoch, RowDigest, Subtask, Tag, Timeline
 from holdfast.sinks.contract.audited import (
     AuditQuery,
     Delivery,
+    ForeignValue,
     Gone,
-    Misfit,
     Others,
     TargetContents,
     batch_of,
@@ -185,32 +185,32 @@ class _Reading:
         stands = self._rows(key, list(dict.fromkeys(image.key for image in images)))
         with self._piece():
             newer = [image for image in self._newer(standing) if not _is_in(image, standing)]
-            lost = self._lost()
-            changed = {image.key: image.before for image in reversed(newer)}  # the first change of a key counts
-            there = self._count(key, list(changed)) if self._query.everything else None
+            lost_tags = self._lost()
+            values_before = {image.key: image.before for image in reversed(newer)}  # the first change of a key counts
+            there = self._count(key, list(values_before)) if self._query.everything else None
         unseen = (
             None
             if there is None
             else there
-            + sum(before is not None for name, before in changed.items() if name not in stands)
-            - sum(row is not None for name, row in stands.items() if name not in changed)
+            + sum(before is not None for name, before in values_before.items() if name not in stands)
+            - sum(row is not None for name, row in stands.items() if name not in values_before)
         )
         for image in reversed(newer):
             if image.key in stands:
                 stands[image.key] = None if image.before is None else from_json(image.before)
-        found: defaultdict[Delivery, list[tuple[dict[str, Any], Any]]] = defaultdict(list)
+        changes_by_delivery: defaultdict[Delivery, list[tuple[dict[str, Any], Any]]] = defaultdict(list)
         for image in images:
-            found[image.delivery].append((from_json(image.key), stands[image.key]))
+            changes_by_delivery[image.delivery].append((from_json(image.key), stands[image.key]))
             stands[image.key] = None if image.before is None else from_json(image.before)
         rows: dict[Delivery, RowDigest] = {}
-        for delivery, changes in found.items():
+        for delivery, changes in changes_by_delivery.items():
             keys, after = [name for name, _ in changes], [row for _, row in changes]
             upsert = self._query.upsert_key is not None
             try:
                 rows[delivery] = digest_of_changes(keys, after, self._query.schema, key, upsert)
-            except Misfit as misfit:
+            except ForeignValue as misfit:
                 self._wrong[delivery] = str(misfit)
-        return TargetContents(standing, rows, lost, self._wrong, unseen=unseen)
+        return TargetContents(standing, rows, lost_tags, self._wrong, unseen=unseen)
 
     def _count(self, key: tuple[str, ...], without: list[str]) -> int:
         """Return how many rows there are now, without those under these keys."""
@@ -223,14 +223,14 @@ class _Reading:
         lowest, highest = s.execute(f"SELECT min({order}), max({order}) FROM {self._undo}").fetchone()
         while highest is not None and highest >= lowest:
             with self._piece():
-                given = s.given()
-                piece = f"{order} BETWEEN {given(highest - self._at_a_time + 1)} AND {given(highest)}"
-                ours = f"{self._of_images(given)} AND epoch > {given(self._query.after)}"
+                params = s.given()
+                piece = f"{order} BETWEEN {params(highest - self._at_a_time + 1)} AND {params(highest)}"
+                ours = f"{self._of_images(params)} AND epoch > {params(self._query.after)}"
                 # The CASE keeps the planner from the index of `ours`, whose rows it would have to sort in every piece.
                 images = s.execute(
                     f"SELECT {self._image_columns()} FROM {self._undo} WHERE {piece} "
                     f"AND CASE WHEN {ours} THEN 1 ELSE 0 END = 1 ORDER BY {order} DESC",
-                    given,
+                    params,
                 ).fetchall()
             yield from map(_image, images)
             highest -= self._at_a_time
@@ -238,11 +238,11 @@ class _Reading:
     def _newer(self, standing: Mapping[Subtask, Tag]) -> list[_Image]:
         """Return before-images after the oldest of these tags, oldest first."""
         after = min((tag.epoch for tag in standing.values()), default=self._query.after)
-        given = self._s.given()
+        params = self._s.given()
         images = self._s.execute(
-            f"SELECT {self._image_columns()} FROM {self._undo} WHERE {self._of_images(given)} "
-            f"AND epoch > {given(after)} ORDER BY {self._order}",
-            given,
+            f"SELECT {self._image_columns()} FROM {self._undo} WHERE {self._of_images(params)} "
+            f"AND epoch > {params(after)} ORDER BY {self._order}",
+            params,
         )
         return [_image(image) for image in images]
 
@@ -255,25 +255,25 @@ class _Reading:
 
     def _rows(self, key: tuple[str, ...], names: list[str]) -> dict[str, Any]:
         """Return the present rows."""
-        found: dict[str, Any] = {}
+        rows: dict[str, Any] = {}
         for start in range(0, len(names), KEYS_AT_A_TIME):
             with self._piece():
-                found |= {name: self._row(key, from_json(name)) for name in names[start : start + KEYS_AT_A_TIME]}
-        return found
+                rows |= {name: self._row(key, from_json(name)) for name in names[start : start + KEYS_AT_A_TIME]}
+        return rows
 
     def added(self) -> TargetContents:
         """Read the ranges of row numbers that deliveries left, and the rows outside them."""
         s = self._s
         with self._piece():
             number = s.dialect.row_number(s.db, self._sink.table)
-            standing, lost = self._tags(tags.PROGRESS), self._lost()
+            standing, lost_tags = self._tags(tags.PROGRESS), self._lost()
             if number is None:
                 return TargetContents(standing, {}, standing)
-            given = s.given()
+            params = s.given()
             images = s.execute(
-                f"SELECT {self._image_columns()} FROM {self._undo} WHERE {self._of_images(given)} "
-                f"AND epoch > {given(0 if self._query.everything else self._query.after)}",
-                given,
+                f"SELECT {self._image_columns()} FROM {self._undo} WHERE {self._of_images(params)} "
+                f"AND epoch > {params(0 if self._query.everything else self._query.after)}",
+                params,
             ).fetchall()
             newest = s.execute(f"SELECT max({number}) FROM {self._table}").fetchone()[0]
             strange = self._strange() if self._query.everything else []
@@ -288,40 +288,42 @@ class _Reading:
                     for each in of_delivery
                     for piece in self._pieces(number, each.first, each.last)
                 )
-            except Misfit as misfit:
+            except ForeignValue as misfit:
                 self._wrong[delivery] = str(misfit)
-        known = [each for of_delivery in ranges.values() for each in of_delivery]
+        known_ranges = [each for of_delivery in ranges.values() for each in of_delivery]
         if not self._query.everything:
-            return TargetContents(standing, rows, lost, self._wrong)
-        mixed = None
+            return TargetContents(standing, rows, lost_tags, self._wrong)
+        ambiguous_sink = None
         for each_strange in strange:
             mine = [each for each in each_strange.ranges if each_strange.certain or self._fits(number, each)]
             if each_strange.lost and (mine or each_strange.certain):
-                mixed = each_strange.name
-            known += mine
-        return TargetContents(standing, rows, lost, self._wrong, self._others(number, known, newest, mixed))
+                ambiguous_sink = each_strange.name
+            known_ranges += mine
+        return TargetContents(
+            standing, rows, lost_tags, self._wrong, self._others(number, known_ranges, newest, ambiguous_sink)
+        )
 
     def _strange(self) -> list[_Strange]:
         """Return which other sinks may have added rows to the table: images of earlier versions name no table."""
-        s, found, (job, sink) = self._s, [], self._ours
-        lost = set(s.execute(f"SELECT job, sink FROM {s.own(tags.HORIZON)}")) if s.has(tags.HORIZON) else set()
+        s, strange_sinks, (job, sink) = self._s, [], self._ours
+        lossy_sinks = set(s.execute(f"SELECT job, sink FROM {s.own(tags.HORIZON)}")) if s.has(tags.HORIZON) else set()
         for theirs in s.execute(f"SELECT DISTINCT job, sink FROM {s.own(tags.PROGRESS)}").fetchall():
             ours = theirs[0] == job
             if theirs == (job, sink) or (ours and theirs[1] in self._query.elsewhere):
                 continue
-            given = s.given()
+            params = s.given()
             images = s.execute(
-                f"SELECT {s.quoted('key')} FROM {self._undo} WHERE {tags.of_sink(given, *theirs)} "
-                f"AND {moved.of_this(s, given, self._sink)}",
-                given,
+                f"SELECT {s.quoted('key')} FROM {self._undo} WHERE {tags.of_sink(params, *theirs)} "
+                f"AND {moved.of_this(s, params, self._sink)}",
+                params,
             )
             ranges = [] if (first := images.fetchone()) is None else [range_in(first[0])]
             if ranges != [None]:  # else it is a sink with a key
                 ranges += [range_in(key) for (key,) in images]
             name = f"sink {theirs[1]!r}{'' if ours else ' of another job'}"
             known = tuple(each for each in ranges if each is not None)
-            found.append(_Strange(name, known, theirs in lost, ours and theirs[1] in self._query.beside))
-        return found
+            strange_sinks.append(_Strange(name, known, theirs in lossy_sinks, ours and theirs[1] in self._query.beside))
+        return strange_sinks
 
     def _fits(self, number: str, added: AddedRange) -> bool:
         """Return whether these are rows of this table, as they were when they were added."""
@@ -348,7 +350,7 @@ class _Reading:
     def _hashes(self, rows: list[dict[str, Any]]) -> np.ndarray[Any, np.dtype[np.uint64]]:
         try:
             hashes = row_hashes(batch_of(rows, self._query.schema))
-        except Misfit:
+        except ForeignValue:
             hashes = None
         return np.full(len(rows), MISFIT_HASH, np.uint64) if hashes is None else hashes
 
@@ -360,13 +362,13 @@ class _Reading:
         """Read rows, each with its number before these columns."""
         names = ", ".join(self._s.dialect.readable("t", column) for column in columns)
         while first <= last:
-            given = self._s.given()
+            params = self._s.given()
             statement = (
-                f"SELECT t.{number}, {names} FROM {self._table} t WHERE t.{number} BETWEEN {given(first)} "
-                f"AND {given(last)} ORDER BY t.{number} LIMIT {given(self._at_a_time)}"
+                f"SELECT t.{number}, {names} FROM {self._table} t WHERE t.{number} BETWEEN {params(first)} "
+                f"AND {params(last)} ORDER BY t.{number} LIMIT {params(self._at_a_time)}"
             )
             with self._piece():
-                rows = self._s.execute(statement, given).fetchall()
+                rows = self._s.execute(statement, params).fetchall()
             if not rows:
                 return
             yield rows
@@ -374,19 +376,19 @@ class _Reading:
 
     def _row(self, key: tuple[str, ...], wanted: dict[str, Any]) -> dict[str, Any] | None:
         """Return the present row, without its key; None if there is none."""
-        s, given = self._s, self._s.given()
+        s, params = self._s, self._s.given()
         values = [column for column in self._columns if column.name not in key]
         same = [
-            f"t.{s.quoted(column.name)} = {given(s.dialect.bound(column, wanted[column.name]))}"
+            f"t.{s.quoted(column.name)} = {params(s.dialect.bound(column, wanted[column.name]))}"
             for column in self._columns
             if column.name in key
         ]
-        found = s.execute(
+        row = s.execute(
             f"SELECT {', '.join(['1', *(s.dialect.readable('t', column) for column in values)])} "
             f"FROM {self._table} t WHERE {' AND '.join(same)}",
-            given,
+            params,
         ).fetchone()
-        return None if found is None else dict(zip((column.name for column in values), found[1:], strict=True))
+        return None if row is None else dict(zip((column.name for column in values), row[1:], strict=True))
 
     def _lost(self) -> dict[Subtask, Tag]:
         """Return, per writer, its newest delivery whose images were dropped, or that went to another table."""

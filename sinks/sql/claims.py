@@ -105,14 +105,14 @@ def refuse_namesake(s: Session, table: SqlTable, ours: _Sink) -> None:
     Raises:
         ConfigError: it does; or a sink with a key writes to the table.
     """
-    found = None if table.key is not None else rival(s, table, ours)
-    if found is None:
+    namesake = None if table.key is not None else rival(s, table, ours)
+    if namesake is None:
         return
-    if found.sink != ours[1] or found.job_uuid == ours[0]:
-        raise at_start(belongs_to(table.where, ours[0], found))
-    holds = "holds" if found.certain else "may hold"
+    if namesake.sink != ours[1] or namesake.job_uuid == ours[0]:
+        raise at_start(belongs_to(table.where, ours[0], namesake))
+    holds = "holds" if namesake.certain else "may hold"
     raise ConfigError(
-        f"{table.where}: {holds} rows of a sink {found.sink!r} of another job, {found.job_uuid}",
+        f"{table.where}: {holds} rows of a sink {namesake.sink!r} of another job, {namesake.job_uuid}",
         not_done="the job was not started, the table was not changed",
         next_step="if that job was deleted and recreated, its rows would be added twice: name another table, or drop "
         "this one. If both jobs are to add rows here, give this sink another name",
@@ -123,14 +123,14 @@ def _rows(s: Session, table: SqlTable, ours: _Sink, hold: bool = False) -> dict[
     """Return the notes on the table that concern the sink: share -> sink."""
     if not s.has(tags.TABLE):
         return {}
-    given = s.given()
-    concerned = _of_table(s, given, table)
+    params = s.given()
+    condition = _of_table(s, params, table)
     if table.key is None:
-        concerned += f" AND share IN ({given(WHOLE, ours[1])})"
+        condition += f" AND share IN ({params(WHOLE, ours[1])})"
     rows = s.execute(
-        f"SELECT share, job, sink FROM {s.own(tags.TABLE)} WHERE {concerned} ORDER BY share"
+        f"SELECT share, job, sink FROM {s.own(tags.TABLE)} WHERE {condition} ORDER BY share"
         f"{s.dialect.hold if hold else ''}",
-        given,
+        params,
     )
     return {share: (job, sink) for share, job, sink in rows.fetchall()}
 

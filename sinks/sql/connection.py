@@ -24,7 +24,7 @@ from holdfast.sinks.contract.target import OP, PUT
 from holdfast.sinks.sql import moved
 from holdfast.sinks.sql.dialect import Column, Connection, Missing, TemporaryTable, translated
 from holdfast.sinks.sql.session import Session
-from holdfast.sinks.sql.table import SqlTable, Stored, stored
+from holdfast.sinks.sql.table import DatabaseTable, SqlTable, stored
 from holdfast.sinks.sql.values import Value, columns_of, rows_of
 
 INCOMING = "holdfast_incoming"
@@ -41,11 +41,11 @@ class WriterConnection:
         self._sink, self._where = sink, where
         self.db: Connection | None = None
         self._place: Hashable = None
-        self._stored: Stored | None = None
+        self._stored: DatabaseTable | None = None
         self._incoming: dict[int, TemporaryTable] = {}
 
     @property
-    def table(self) -> Stored:
+    def table(self) -> DatabaseTable:
         """The table, as it was when the connection was opened."""
         assert self._stored is not None, "read inside a session only"
         return self._stored
@@ -126,12 +126,12 @@ class WriterConnection:
                 next_step=missing.next_step,
             ) from missing
 
-    def _found(self, s: Session) -> Stored:
-        found = stored(s, self._sink)
-        if found is None:
+    def _found(self, s: Session) -> DatabaseTable:
+        table = stored(s, self._sink)
+        if table is None:
             raise ConfigError(
                 f"{self._where}: the table is missing; it existed when the job was started",
                 not_done="nothing was delivered to it",
                 next_step="restore the table, or restart the job, which recreates it",
             )
-        return found
+        return table

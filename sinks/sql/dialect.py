@@ -116,7 +116,7 @@ class Upsert:
 
 
 @dataclass(frozen=True)
-class Limits:
+class TableLimits:
     """Limits of a table.
 
     Args:
@@ -191,7 +191,7 @@ class Dialect(Protocol):
         """Whether a float column keeps NaN; else NaN is stored as NULL."""
 
     @property
-    def limits(self) -> Limits: ...
+    def limits(self) -> TableLimits: ...
 
     def declared(self, kind: pa.DataType) -> str | None:
         """Return the type that holds every value of a column; None if there is none."""

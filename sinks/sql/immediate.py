@@ -100,12 +100,12 @@ class ImmediateSqlTarget(ImmediateTarget):
             self._check_owner(s, hold=True)
             self._fault("after_tag")
             self._refuse_elsewhere(s, origin)
-            deleted = self._apply(s, origin, immediate_tag(self._owner, origin, offset))
+            delete_count = self._apply(s, origin, immediate_tag(self._owner, origin, offset))
             self._fault("before_commit")
             s.commit()
             self._fault("after_commit")
             self._reached[origin] = max(offset, self._reached.get(origin, 0))
-            return deleted
+            return delete_count
 
     def forget(self, committed: Mapping[Origin, int]) -> bool:
         left = False
@@ -114,13 +114,13 @@ class ImmediateSqlTarget(ImmediateTarget):
             self._check_owner(s, hold=True)
             for origin, offset in sorted(committed.items()):
                 prefix, through = self._prefix(origin), immediate_tag(self._owner, origin, offset)
-                given = s.given()
+                params = s.given()
                 s.execute(
-                    f"DELETE FROM {s.own(TOMBSTONE)} WHERE tag BETWEEN {given(prefix)} AND {given(through)}", given
+                    f"DELETE FROM {s.own(TOMBSTONE)} WHERE tag BETWEEN {params(prefix)} AND {params(through)}", params
                 )
-                given = s.given()
-                later = f"tag BETWEEN {given(prefix)} AND {given(after_all(prefix))}"
-                buried = s.execute(f"SELECT 1 FROM {s.own(TOMBSTONE)} WHERE {later} LIMIT 1", given).fetchone()
+                params = s.given()
+                later = f"tag BETWEEN {params(prefix)} AND {params(after_all(prefix))}"
+                buried = s.execute(f"SELECT 1 FROM {s.own(TOMBSTONE)} WHERE {later} LIMIT 1", params).fetchone()
                 left = left or buried is not None
             s.commit()
         return left
@@ -130,24 +130,24 @@ class ImmediateSqlTarget(ImmediateTarget):
 
     def _fenced(self, s: Session, origin: Origin, start: int) -> bool:
         """Take a partition over; return whether no newer generation owns it. In one timeline its offset stays."""
-        owner, offset, given = self._owner, s.quoted("offset"), s.given()
+        owner, offset, params = self._owner, s.quoted("offset"), s.given()
         row = (*self._row(origin), owner.generation, owner.timeline, start, owner.path)
         sets = {name: f"excluded.{s.quoted(name)}" for name in ("generation", "timeline", "path")}
         sets["offset"] = f"CASE WHEN t.timeline = excluded.timeline THEN t.{offset} ELSE excluded.{offset} END"
-        source, only_if = f"VALUES ({given(*row)})", "t.generation <= excluded.generation"
-        put = Upsert(s.own(tags.FENCE), _COLUMNS, _KEY, source, given.values, sets, only_if)
+        source, only_if = f"VALUES ({params(*row)})", "t.generation <= excluded.generation"
+        put = Upsert(s.own(tags.FENCE), _COLUMNS, _KEY, source, params.values, sets, only_if)
         return s.dialect.upsert(s.db, put) == 1
 
     def _moved(self, s: Session, origin: Origin, offset: int) -> bool:
         """Move the fence's row to an offset, if it is still this owner's, with the values that it wrote."""
-        given, column = s.given(), s.quoted("offset")
-        moved = s.execute(
-            f"UPDATE {s.own(tags.FENCE)} SET {column} = CASE WHEN {column} > {given(offset)} THEN {column} "
-            f"ELSE {given(offset)} END WHERE {self._at(s, given, origin)} "
-            f"AND generation = {given(self._owner.generation)} AND {column} >= {given(self._reached.get(origin, 0))}",
-            given,
+        params, column = s.given(), s.quoted("offset")
+        update = s.execute(
+            f"UPDATE {s.own(tags.FENCE)} SET {column} = CASE WHEN {column} > {params(offset)} THEN {column} "
+            f"ELSE {params(offset)} END WHERE {self._at(s, params, origin)} "
+            f"AND generation = {params(self._owner.generation)} AND {column} >= {params(self._reached.get(origin, 0))}",
+            params,
         )
-        return moved.rowcount == 1
+        return update.rowcount == 1
 
     def _row(self, origin: Origin) -> tuple[str, str, str, int]:
         return self._owner.job_uuid, self._owner.sink, origin.source, origin.partition
@@ -166,11 +166,11 @@ class ImmediateSqlTarget(ImmediateTarget):
 
     def _refused(self, s: Session, origin: Origin) -> Exception:
         self._check_owner(s)
-        given = s.given()
+        params = s.given()
         row = s.execute(
             f"SELECT generation, timeline, {s.quoted('offset')}, path FROM {s.own(tags.FENCE)} "
-            f"WHERE {self._at(s, given, origin)}",
-            given,
+            f"WHERE {self._at(s, params, origin)}",
+            params,
         ).fetchone()
         standing = None
         if row is not None:
@@ -179,37 +179,37 @@ class ImmediateSqlTarget(ImmediateTarget):
 
     def _refuse_elsewhere(self, s: Session, origin: Origin) -> None:
         """Look for keys whose row or tombstone carries a tag of this job with another origin."""
-        table, loaded = self._connection.table, self._connection.incoming().name
+        table, incoming_table = self._connection.table, self._connection.incoming().name
         ours, prefix, key = f"{self._owner.job_uuid}/", self._prefix(origin), s.dialect.row_json("i", table.key)
 
         def strange(given: Given, tag: str) -> str:
             own, here = f"{given(ours)} AND {given(after_all(ours))}", f"{given(prefix)} AND {given(after_all(prefix))}"
             return f"{tag} BETWEEN {own} AND {tag} NOT BETWEEN {here} LIMIT 1"
 
-        given, tag = s.given(), f"t.{s.quoted(TAG_COLUMN)}"
-        found = s.execute(
-            f"SELECT {key}, {tag} FROM {loaded} i JOIN {table.name} t ON {s.same('t', 'i', table.key_names)} "
-            f"WHERE {strange(given, tag)}",
-            given,
+        params, tag = s.given(), f"t.{s.quoted(TAG_COLUMN)}"
+        conflict = s.execute(
+            f"SELECT {key}, {tag} FROM {incoming_table} i JOIN {table.name} t ON {s.same('t', 'i', table.key_names)} "
+            f"WHERE {strange(params, tag)}",
+            params,
         ).fetchone()
-        if found is None:
-            given = s.given()
-            found = s.execute(
-                f"SELECT d.{s.quoted('key')}, d.tag FROM {loaded} i JOIN {s.own(TOMBSTONE)} d "
-                f"ON d.{s.quoted('table')} = {given(self._row_tags(s, origin).named)} AND d.{s.quoted('key')} = {key} "
-                f"WHERE {strange(given, 'd.tag')}",
-                given,
+        if conflict is None:
+            params = s.given()
+            conflict = s.execute(
+                f"SELECT d.{s.quoted('key')}, d.tag FROM {incoming_table} i JOIN {s.own(TOMBSTONE)} d "
+                f"ON d.{s.quoted('table')} = {params(self._row_tags(s, origin).named)} AND d.{s.quoted('key')} = {key} "
+                f"WHERE {strange(params, 'd.tag')}",
+                params,
             ).fetchone()
-        if found is not None:
-            raise elsewhere(self._where, origin, *found)
+        if conflict is not None:
+            raise elsewhere(self._where, origin, *conflict)
 
     def _apply(self, s: Session, origin: Origin, tag: str) -> int:
         """Apply newer rows; return how many keys are deleted."""
-        row_tags, loaded = self._row_tags(s, origin), self._connection.incoming().name
+        row_tags, incoming_table = self._row_tags(s, origin), self._connection.incoming().name
         row_tags.leave_out(tag, after_all(self._prefix(origin)))
         row_tags.bury(tag)
-        change(s, self._connection.table, loaded, f"{OP} = {DELETE}", f"{OP} = {PUT}", tag)
-        deletes: int = s.execute(f"SELECT count(*) FROM {loaded} WHERE {OP} = {DELETE}").fetchone()[0]
+        change(s, self._connection.table, incoming_table, f"{OP} = {DELETE}", f"{OP} = {PUT}", tag)
+        deletes: int = s.execute(f"SELECT count(*) FROM {incoming_table} WHERE {OP} = {DELETE}").fetchone()[0]
         return deletes
 
     def _row_tags(self, s: Session, origin: Origin) -> RowTags:
@@ -256,11 +256,11 @@ def written(sink: SqlTable, job_uuid: str, name: str) -> tuple[Written, ...]:
 
 
 def _fences(s: Session, job_uuid: str, name: str) -> tuple[Written, ...]:
-    given = s.given()
+    params = s.given()
     rows = s.execute(
         f"SELECT source, {s.quoted('partition')}, generation, timeline, {s.quoted('offset')}, path "
-        f"FROM {s.own(tags.FENCE)} WHERE {tags.of_sink(given, job_uuid, name)}",
-        given,
+        f"FROM {s.own(tags.FENCE)} WHERE {tags.of_sink(params, job_uuid, name)}",
+        params,
     )
     return tuple(
         Written(Origin(source, partition), Generation(generation), Timeline(timeline), offset, path)

@@ -56,11 +56,11 @@ def delivered_elsewhere(s: Session, table: SqlTable, sink: tuple[str, str]) -> I
     """Yield writers of a sink with tags of deliveries to other tables than this one."""
     if not are_noted(s):
         return
-    given = s.given()
+    params = s.given()
     images = s.execute(
-        f"SELECT DISTINCT writer, timeline, epoch FROM {s.own(tags.UNDO)} WHERE {tags.of_sink(given, *sink)} "
-        f"AND {s.quoted(tags.IN_TABLE)} <> {given(s.dialect.folded(table.table))}",
-        given,
+        f"SELECT DISTINCT writer, timeline, epoch FROM {s.own(tags.UNDO)} WHERE {tags.of_sink(params, *sink)} "
+        f"AND {s.quoted(tags.IN_TABLE)} <> {params(s.dialect.folded(table.table))}",
+        params,
     )
     for writer, timeline, epoch in images:
         yield Subtask(writer), Tag(Timeline(timeline), Epoch(epoch))

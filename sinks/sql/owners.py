@@ -23,11 +23,11 @@ def held(s: Session, job_uuid: str, sink: str, hold: bool = False) -> Held | Non
     """
     if not s.has(tags.OWNER):
         return None
-    given = s.given()
+    params = s.given()
     row = s.execute(
-        f"SELECT owner, generation FROM {s.own(tags.OWNER)} WHERE {tags.of_sink(given, job_uuid, sink)}"
+        f"SELECT owner, generation FROM {s.own(tags.OWNER)} WHERE {tags.of_sink(params, job_uuid, sink)}"
         f"{s.dialect.hold if hold else ''}",
-        given,
+        params,
     ).fetchone()
     return None if row is None else Held(row[0], Generation(row[1]))
 

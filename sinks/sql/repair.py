@@ -34,7 +34,7 @@ from holdfast.sinks.contract.sink import Repair, Rewinding, Verdict
 from holdfast.sinks.contract.target import Fault, no_fault
 from holdfast.sinks.protocol.undo import (
     SAMPLE_MAX,
-    Change,
+    RowChange,
     dropped,
     impossible,
     overtaken,
@@ -48,7 +48,7 @@ from holdfast.sinks.sql.dialect import Column, Missing, TemporaryTable, translat
 from holdfast.sinks.sql.keyed import change
 from holdfast.sinks.sql.row_tags import GONE, LAST_TAG, LAST_WRITER, bury_repaired, changed_by_others, row_tag
 from holdfast.sinks.sql.session import Given, Session
-from holdfast.sinks.sql.table import SqlTable, Stored, stored
+from holdfast.sinks.sql.table import DatabaseTable, SqlTable, stored
 from holdfast.sinks.sql.values import Value, from_json
 
 RESTORED = "holdfast_restored"
@@ -93,14 +93,14 @@ def repair(sink: SqlTable, rewinding: Rewinding, schema: pa.Schema, fault: Fault
         if not any(moved):
             s.commit()  # The owner may be new.
             return untouched(undoing.verdict, rewinding)
-        found, take = undoing.gathered()
-        if found.verdict == "impossible":
-            raise refused(sink.where, found.reason)
+        repair_plan, take = undoing.gathered()
+        if repair_plan.verdict == "impossible":
+            raise refused(sink.where, repair_plan.reason)
         take()
         fault("before_commit")
         s.commit()
         fault("after_commit")
-        return found
+        return repair_plan
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class _Undoing:
 
     s: Session
     sink: SqlTable
-    table: Stored
+    table: DatabaseTable
     rewinding: Rewinding
 
     @property
@@ -119,11 +119,11 @@ class _Undoing:
     def standing(self) -> dict[Writer, Tag]:
         """Return the tags of the writers that have one. Raises Fenced."""
         to = self.rewinding
-        found = tags.of_all_writers(self.s, tags.PROGRESS, to.job_uuid, to.sink)
-        newest = max(found.values(), default=to.to)
+        tag_by_subtask = tags.of_all_writers(self.s, tags.PROGRESS, to.job_uuid, to.sink)
+        newest = max(tag_by_subtask.values(), default=to.to)
         if newest.timeline > to.to.timeline:
             raise overtaken(self.sink.where, newest, to)
-        return {Writer(to.sink, subtask): tag for subtask, tag in found.items()}
+        return {Writer(to.sink, subtask): tag for subtask, tag in tag_by_subtask.items()}
 
     def writers(self, standing: dict[Writer, Tag]) -> list[Writer]:
         return sorted({*standing, *self.rewinding.writers}, key=lambda writer: writer.subtask)
@@ -134,24 +134,25 @@ class _Undoing:
         if not s.has(tags.HORIZON):
             reason = "an earlier version wrote it, and did not note which before-images it dropped; run the job once"
             return impossible(reason, takes_more=False), _nothing
-        given = s.given()
-        lost = s.execute(
-            f"SELECT max(epoch) FROM {s.own(tags.HORIZON)} WHERE {self._ours(given)} AND {self._undone(given)}", given
+        params = s.given()
+        lost_epoch = s.execute(
+            f"SELECT max(epoch) FROM {s.own(tags.HORIZON)} WHERE {self._ours(params)} AND {self._undone(params)}",
+            params,
         ).fetchone()[0]
-        if lost is not None:
-            return impossible(dropped(lost, self.rewinding)), _nothing
-        given = s.given()
-        undone = f"{self._ours(given)} AND {self._undone(given)}"
-        if (left := moved.left_elsewhere(s, self.sink, self.rewinding, given, undone)) is not None:
+        if lost_epoch is not None:
+            return impossible(dropped(lost_epoch, self.rewinding)), _nothing
+        params = s.given()
+        undone = f"{self._ours(params)} AND {self._undone(params)}"
+        if (left := moved.left_elsewhere(s, self.sink, self.rewinding, params, undone)) is not None:
             return impossible(left), _nothing
         return self._gathered_rows() if self.table.key else self._gathered_ranges()
 
     def _gathered_ranges(self) -> tuple[Repair, Callable[[], None]]:
-        s, table, given = self.s, self.table, self.s.given()
+        s, table, params = self.s, self.table, self.s.given()
         images = s.execute(
-            f"SELECT {s.quoted('key')} FROM {s.own(tags.UNDO)} WHERE {self._ours(given)} AND {self._undone(given)} "
+            f"SELECT {s.quoted('key')} FROM {s.own(tags.UNDO)} WHERE {self._ours(params)} AND {self._undone(params)} "
             f"ORDER BY {s.dialect.row_order} DESC",
-            given,
+            params,
         )
         ranges = [range_of(image) for (image,) in images]
         number = s.dialect.row_number(s.db, self.sink.table)
@@ -174,22 +175,22 @@ class _Undoing:
         return Repair("truncate", 0, sum(map(len, ranges)), 0, _places(ranges), reason), take
 
     def _gathered_rows(self) -> tuple[Repair, Callable[[], None]]:
-        s, table, named = self.s, self.table, self.sink.table
-        restored, rewritten = self._fill_restored()
-        gone, same = s.quoted(GONE), s.same("t", "r", table.key_names)
-        restore = s.execute(f"SELECT count(*) FROM {restored} WHERE {gone} = 0").fetchone()[0]
+        s, table, table_name = self.s, self.table, self.sink.table
+        restored_rows, rewritten = self._fill_restored()
+        gone_column, same = s.quoted(GONE), s.same("t", "r", table.key_names)
+        restore = s.execute(f"SELECT count(*) FROM {restored_rows} WHERE {gone_column} = 0").fetchone()[0]
         delete = s.execute(
-            f"SELECT count(*) FROM {restored} r JOIN {table.name} t ON {same} WHERE r.{gone} = 1"
+            f"SELECT count(*) FROM {restored_rows} r JOIN {table.name} t ON {same} WHERE r.{gone_column} = 1"
         ).fetchone()[0]
-        others = changed_by_others(s, table, named, restored) if self.sink.tags_rows else None
+        others = changed_by_others(s, table, table_name, restored_rows) if self.sink.tags_rows else None
         key = s.dialect.row_json("r", table.key)
-        sample = s.execute(f"SELECT {key} FROM {restored} r LIMIT {SAMPLE_MAX}").fetchall()
+        sample = s.execute(f"SELECT {key} FROM {restored_rows} r LIMIT {SAMPLE_MAX}").fetchall()
 
         def take() -> None:
             carried = row_tag(self.rewinding.job_uuid, self.rewinding.to) if self.sink.tags_rows else None
             if carried is not None:
-                bury_repaired(s, table, named, restored, carried, self.rewinding.sink)
-            change(s, table, restored, f"{gone} = 1", f"{gone} = 0", carried)
+                bury_repaired(s, table, table_name, restored_rows, carried, self.rewinding.sink)
+            change(s, table, restored_rows, f"{gone_column} = 1", f"{gone_column} = 0", carried)
             mark, place = s.dialect.mark, s.dialect.row_order
             update = f"UPDATE {s.own(tags.UNDO)} SET {s.quoted('before')} = {mark(1)} WHERE {place} = {mark(2)}"
             s.db.executemany(update, rewritten)
@@ -212,42 +213,42 @@ class _Undoing:
             *(*self.table.key, *self.table.values),
             *(Column(GONE, "INTEGER"), Column(LAST_TAG, s.dialect.tag_type), Column(LAST_WRITER, "INTEGER")),
         )
-        restored = TemporaryTable(s.dialect.temporary(RESTORED), columns, self.table.key_names)
-        s.dialect.create_temporary(s.db, restored)
+        restored_rows = TemporaryTable(s.dialect.temporary(RESTORED), columns, self.table.key_names)
+        s.dialect.create_temporary(s.db, restored_rows)
         names = self.table.key_names + tuple(column.name for column in self.table.values)
         images = self._changes()
 
         def rows() -> Iterator[tuple[Value, ...]]:
             for text, changes in groupby(images, key=itemgetter(0)):
-                taken = take_back(
-                    Change((place, writer, Tag(timeline, epoch)), before, bool(undone))
+                reversal = take_back(
+                    RowChange((place, writer, Tag(timeline, epoch)), before, bool(undone))
                     for _, place, writer, timeline, epoch, before, undone in changes
                 )
-                rewritten.extend((before, place) for (place, _, _), before in taken.rewritten)
-                if taken.last is None:
+                rewritten.extend((before, place) for (place, _, _), before in reversal.rewritten)
+                if reversal.last is None:
                     continue
-                row = {**from_json(text), **(from_json(taken.before) if taken.before is not None else {})}
-                if taken.before is not None and set(row) != set(names):
+                row = {**from_json(text), **(from_json(reversal.before) if reversal.before is not None else {})}
+                if reversal.before is not None and set(row) != set(names):
                     raise _other_columns(self.sink, set(row), set(names))
-                _, writer, last = taken.last
+                _, writer, last = reversal.last
                 tag = row_tag(self.rewinding.job_uuid, last)
-                yield (*(row.get(name) for name in names), int(taken.before is None), tag, writer)
+                yield (*(row.get(name) for name in names), int(reversal.before is None), tag, writer)
 
-        s.dialect.load(s.db, restored, rows())
-        return restored.name, rewritten
+        s.dialect.load(s.db, restored_rows, rows())
+        return restored_rows.name, rewritten
 
     def _changes(self) -> Iterator[tuple[str, int, int, Timeline, Epoch, str | None, bool]]:
         """Read the images of all keys that the rewind changes: those of a key together, oldest first."""
-        s, given = self.s, self.s.given()
+        s, params = self.s, self.s.given()
         key, before, order, undo = s.quoted("key"), s.quoted("before"), s.dialect.row_order, s.own(tags.UNDO)
-        undone = f"CASE WHEN {self._undone(given)} THEN 1 ELSE 0 END"
+        undone = f"CASE WHEN {self._undone(params)} THEN 1 ELSE 0 END"
         return iter(
             s.execute(
                 f"SELECT {key}, {order}, writer, timeline, epoch, {before}, {undone} FROM {undo} "
-                f"WHERE {self._ours(given)} AND {moved.of_this(s, given, self.sink)} AND {key} IN "
-                f"(SELECT {key} FROM {undo} WHERE {self._ours(given)} AND {self._undone(given)}) "
+                f"WHERE {self._ours(params)} AND {moved.of_this(s, params, self.sink)} AND {key} IN "
+                f"(SELECT {key} FROM {undo} WHERE {self._ours(params)} AND {self._undone(params)}) "
                 f"ORDER BY {key}, {order}",
-                given,
+                params,
             )
         )
 

@@ -23,7 +23,7 @@ from holdfast.model import Tag, Writer
 from holdfast.sinks.contract.target import DELETE, OP, PUT
 from holdfast.sinks.sql.dialect import Dialect, Upsert
 from holdfast.sinks.sql.session import Session
-from holdfast.sinks.sql.table import TAG_COLUMN, Stored
+from holdfast.sinks.sql.table import TAG_COLUMN, DatabaseTable
 
 TOMBSTONE = "holdfast_tombstone"
 GONE, LAST_TAG, LAST_WRITER = "_holdfast_gone", "_holdfast_last_tag", "_holdfast_last_writer"
@@ -68,7 +68,7 @@ class RowTags:
         writer: The writer that delivers.
     """
 
-    def __init__(self, s: Session, table: Stored, name: str, loaded: str, job_uuid: str, writer: Writer) -> None:
+    def __init__(self, s: Session, table: DatabaseTable, name: str, loaded: str, job_uuid: str, writer: Writer) -> None:
         self._s, self._table, self._loaded = s, table, loaded
         self.named = s.dialect.folded(name)
         """The table, as `holdfast_tombstone` names it."""
@@ -80,19 +80,19 @@ class RowTags:
 
     def leave_out(self, first: str, last: str) -> None:
         """Delete from the delivery the keys whose tag lies between these two."""
-        s, given = self._s, self._s.given()
+        s, params = self._s, self._s.given()
         s.execute(
             f"DELETE FROM {self._loaded} AS i WHERE EXISTS (SELECT 1 FROM {self._table.name} AS t "
             f"WHERE {s.same('t', 'i', self._table.key_names)} "
-            f"AND t.{s.quoted(TAG_COLUMN)} BETWEEN {given(first)} AND {given(last)})",
-            given,
+            f"AND t.{s.quoted(TAG_COLUMN)} BETWEEN {params(first)} AND {params(last)})",
+            params,
         )
-        given = s.given()
+        params = s.given()
         s.execute(
             f"DELETE FROM {self._loaded} AS i WHERE EXISTS (SELECT 1 FROM {s.own(TOMBSTONE)} AS d "
-            f"WHERE d.{s.quoted('table')} = {given(self.named)} AND d.{s.quoted('key')} = {self._key('i')} "
-            f"AND d.tag BETWEEN {given(first)} AND {given(last)})",
-            given,
+            f"WHERE d.{s.quoted('table')} = {params(self.named)} AND d.{s.quoted('key')} = {self._key('i')} "
+            f"AND d.tag BETWEEN {params(first)} AND {params(last)})",
+            params,
         )
 
     def bury(self, text: str) -> None:
@@ -109,20 +109,20 @@ class RowTags:
 
     def forget(self, through: Tag) -> None:
         """Drop the writer's tombstones up to a tag: nothing older than it is delivered any longer."""
-        s, given = self._s, self._s.given()
+        s, params = self._s, self._s.given()
         s.execute(
-            f"DELETE FROM {s.own(TOMBSTONE)} WHERE {s.quoted('table')} = {given(self.named)} "
-            f"AND sink = {given(self._writer.sink)} AND writer = {given(self._writer.subtask)} "
-            f"AND tag BETWEEN {given(f'{self._job}/')} AND {given(row_tag(self._job, through))} "
-            f"AND substr(tag, length(tag) - {_EPOCH_DIGITS - 1}) <= {given(f'{through.epoch:0{_EPOCH_DIGITS}d}')}",
-            given,
+            f"DELETE FROM {s.own(TOMBSTONE)} WHERE {s.quoted('table')} = {params(self.named)} "
+            f"AND sink = {params(self._writer.sink)} AND writer = {params(self._writer.subtask)} "
+            f"AND tag BETWEEN {params(f'{self._job}/')} AND {params(row_tag(self._job, through))} "
+            f"AND substr(tag, length(tag) - {_EPOCH_DIGITS - 1}) <= {params(f'{through.epoch:0{_EPOCH_DIGITS}d}')}",
+            params,
         )
 
     def _key(self, alias: str) -> str:
         return self._s.dialect.row_json(alias, self._table.key)
 
 
-def bury_repaired(s: Session, table: Stored, name: str, restored: str, standing: str, sink: str) -> None:
+def bury_repaired(s: Session, table: DatabaseTable, name: str, restored: str, standing: str, sink: str) -> None:
     """Leave a tombstone with the rewind's tag for every row that it deletes; drop those of restored rows.
 
     Args:
@@ -130,35 +130,35 @@ def bury_repaired(s: Session, table: Stored, name: str, restored: str, standing:
             and `LAST_WRITER`.
         standing: The rewind's tag, as a row carries it.
     """
-    key, folded, given = s.dialect.row_json("r", table.key), s.dialect.folded(name), s.given()
+    key, folded, params = s.dialect.row_json("r", table.key), s.dialect.folded(name), s.given()
     unbury(s, folded, key, f"{restored} AS r WHERE {s.quoted(GONE)} = 0")
-    values = f"{given(folded)}, {key}, {given(standing, sink)}, {s.quoted(LAST_WRITER)}"
+    values = f"{params(folded)}, {key}, {params(standing, sink)}, {s.quoted(LAST_WRITER)}"
     source = f"SELECT {values} FROM {restored} AS r WHERE {s.quoted(GONE)} = 1"
-    s.dialect.upsert(s.db, Upsert(s.own(TOMBSTONE), _COLUMNS, _KEY, source, given.values))
+    s.dialect.upsert(s.db, Upsert(s.own(TOMBSTONE), _COLUMNS, _KEY, source, params.values))
 
 
 def unbury(s: Session, folded: str, key: str, rows: str) -> None:
     """Drop the tombstones of the keys that an expression gives over some rows."""
-    given = s.given()
+    params = s.given()
     s.execute(
-        f"DELETE FROM {s.own(TOMBSTONE)} WHERE {s.quoted('table')} = {given(folded)} "
+        f"DELETE FROM {s.own(TOMBSTONE)} WHERE {s.quoted('table')} = {params(folded)} "
         f"AND {s.quoted('key')} IN (SELECT {key} FROM {rows})",
-        given,
+        params,
     )
 
 
-def changed_by_others(s: Session, table: Stored, name: str, restored: str) -> int | None:
+def changed_by_others(s: Session, table: DatabaseTable, name: str, restored: str) -> int | None:
     """Count rows that do not carry the tag of the job's last change, or were deleted without its tombstone.
 
     A row that another process changed, leaving its tag, is not seen; so none found is None, not 0.
     """
-    given, first = s.given(), s.quoted(table.key_names[0])
+    params, first = s.given(), s.quoted(table.key_names[0])
     count: int = s.execute(
         f"SELECT count(*) FROM {restored} AS r LEFT JOIN {table.name} AS t ON {s.same('t', 'r', table.key_names)} "
-        f"LEFT JOIN {s.own(TOMBSTONE)} AS d ON d.{s.quoted('table')} = {given(s.dialect.folded(name))} "
+        f"LEFT JOIN {s.own(TOMBSTONE)} AS d ON d.{s.quoted('table')} = {params(s.dialect.folded(name))} "
         f"AND d.{s.quoted('key')} = {s.dialect.row_json('r', table.key)} "
         f"WHERE coalesce(CASE WHEN t.{first} IS NULL THEN d.tag ELSE t.{s.quoted(TAG_COLUMN)} END, '') "
         f"<> r.{s.quoted(LAST_TAG)}",
-        given,
+        params,
     ).fetchone()[0]
     return count or None

@@ -107,11 +107,11 @@ class TableSink(Repairs, Audits, Ownership, Sink):
             if self.tags_rows:
                 s.execute(create_tombstone(dialect))
             create_horizon(s)
-            existed = self._prepare_table(s, schema)
+            had_table = self._prepare_table(s, schema)
             own = (*tags.OF_EVERY_SINK, TOMBSTONE) if self.tags_rows else tags.OF_EVERY_SINK
             dialect.check_rights(db, self.where, self.table, own, keyed=self.key is not None)
             s.commit() if keep else s.rollback()
-        return existed
+        return had_table
 
     def accept(self, batch: pa.RecordBatch) -> None:
         check_null_keys(self.where, self.key, batch)
@@ -134,7 +134,7 @@ class TableSink(Repairs, Audits, Ownership, Sink):
 
     @property
     def immediate(self) -> ImmediateSink | None:
-        return ImmediateTable(self) if self.tags_rows else None
+        return ImmediateSqlTable(self) if self.tags_rows else None
 
     def check_owner(self, job_uuid: str | None, name: str) -> None:
         """Refuse also a table that this sink of this job has written immediately until now."""
@@ -186,7 +186,7 @@ class TableSink(Repairs, Audits, Ownership, Sink):
 
 
 @dataclass(frozen=True)
-class ImmediateTable(Ownership, ImmediateSink):
+class ImmediateSqlTable(Ownership, ImmediateSink):
     """A table with delivery="idempotent" where the plan found that it may be written immediately."""
 
     table: TableSink

@@ -52,7 +52,7 @@ class SqlTable(Protocol):
 
 
 @dataclass(frozen=True)
-class Stored:
+class DatabaseTable:
     """The table as it is in the database.
 
     Args:
@@ -83,13 +83,13 @@ class Stored:
         return tuple(column for column in self.columns if column not in self.key)
 
 
-def stored(s: Session, sink: SqlTable) -> Stored | None:
+def stored(s: Session, sink: SqlTable) -> DatabaseTable | None:
     """Return the sink's table as it is now; None if it is missing."""
     columns = {c.name: c for c in s.dialect.columns(s.db, sink.table) if not (sink.tags_rows and c.name == TAG_COLUMN)}
     if not columns:
         return None
     key = tuple(columns[name] for name in sink.key or () if name in columns)
-    return Stored(s.dialect.table(sink.table), tuple(columns.values()), key, s.dialect.folded(sink.table))
+    return DatabaseTable(s.dialect.table(sink.table), tuple(columns.values()), key, s.dialect.folded(sink.table))
 
 
 def check_name(where: str, dialect: Dialect, kind: str, name: str) -> None:
@@ -123,7 +123,7 @@ def check_columns(where: str, dialect: Dialect, schema: pa.Schema) -> None:
             f"{where}: {len(schema)} columns are more than the {dialect.limits.columns} it takes",
             next_step="select the columns you need before the sink",
         )
-    taken = {dialect.folded(OP)}
+    folded_names = {dialect.folded(OP)}
     for field in schema:
         check_name(where, dialect, "column", field.name)
         if dialect.folded(field.name) in dialect.limits.reserved_columns:
@@ -132,13 +132,13 @@ def check_columns(where: str, dialect: Dialect, schema: pa.Schema) -> None:
                 next_step="rename the column before the sink",
             )
         declared_type(where, dialect, field)
-        if dialect.folded(field.name) in taken:
+        if dialect.folded(field.name) in folded_names:
             raise ConfigError(
                 f"{where}: the column {field.name!r} appears twice; {dialect.database} takes upper and lower case as "
                 "one",
                 next_step="rename one of the columns before the sink",
             )
-        taken.add(dialect.folded(field.name))
+        folded_names.add(dialect.folded(field.name))
 
 
 def declared_type(where: str, dialect: Dialect, field: pa.Field) -> str:
@@ -147,14 +147,14 @@ def declared_type(where: str, dialect: Dialect, field: pa.Field) -> str:
     Raises:
         ConfigError: no type of the database holds every value of the column.
     """
-    declared = dialect.tag_type if field.name == TAG_COLUMN else dialect.declared(field.type)
-    if declared is None:
+    sql_type = dialect.tag_type if field.name == TAG_COLUMN else dialect.declared(field.type)
+    if sql_type is None:
         raise ConfigError(
             f"{where}: the column {field.name!r} has the type {field.type}, which this sink cannot store",
             next_step="cast it before the sink to an integer up to 64 bits (not uint64), a float, bool, text, "
             "binary, date, time64[us], timestamp[us, tz=UTC], or lists, structs and maps of them",
         )
-    return declared
+    return sql_type
 
 
 def create_table(where: str, dialect: Dialect, table: str, schema: pa.Schema, key: tuple[str, ...] | None) -> str:
@@ -178,24 +178,24 @@ def check_existing(where: str, s: Session, table: str, schema: pa.Schema, key: t
         ConfigError: columns, their types or the primary key differ, a column takes no null and may get one, or
             different keys are the same in the table.
     """
-    found = {column.name: column for column in s.dialect.columns(s.db, table)}
-    wanted = {field.name: declared_type(where, s.dialect, field) for field in schema}
-    differences = [f"{name!r} is missing" for name in wanted if name not in found]
-    differences += [f"{name!r} is not a column of the stream" for name in found if name not in wanted]
+    table_columns = {column.name: column for column in s.dialect.columns(s.db, table)}
+    stream_types = {field.name: declared_type(where, s.dialect, field) for field in schema}
+    differences = [f"{name!r} is missing" for name in stream_types if name not in table_columns]
+    differences += [f"{name!r} is not a column of the stream" for name in table_columns if name not in stream_types]
     differences += [
-        f"{name!r} is declared {found[name].declared or 'without a type'}, needed is {declared}"
-        for name, declared in wanted.items()
-        if name in found and not s.dialect.holds(found[name], declared)
+        f"{name!r} is declared {table_columns[name].declared or 'without a type'}, needed is {declared}"
+        for name, declared in stream_types.items()
+        if name in table_columns and not s.dialect.holds(table_columns[name], declared)
     ]
-    differences += _may_be_null(s.dialect, found, schema, key or ())
-    primary = {name for name, column in found.items() if column.key_place}
+    differences += _may_be_null(s.dialect, table_columns, schema, key or ())
+    primary = {name for name, column in table_columns.items() if column.key_place}
     if key is not None and primary != set(key):
         differences.append(f"its primary key is {sorted(primary)}, the sink's key is {sorted(key)}")
     text = s.dialect.declared(pa.string())
     differences += [
         f"{name!r} is compared by {collation}: different keys would be one row"
         for name, collation in s.dialect.loosely_compared(s.db, table).items()
-        if key is not None and wanted.get(name) == text
+        if key is not None and stream_types.get(name) == text
     ]
     if differences:
         raise ConfigError(

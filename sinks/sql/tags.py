@@ -122,11 +122,11 @@ def newest(s: Session, job_uuid: str, sink: str, but: Writer | None = None) -> T
     Args:
         but: Leave this one out.
     """
-    given = s.given()
-    rows = of_sink(given, job_uuid, sink) + ("" if but is None else f" AND writer <> {given(but.subtask)}")
+    params = s.given()
+    rows = of_sink(params, job_uuid, sink) + ("" if but is None else f" AND writer <> {params(but.subtask)}")
     row = s.execute(
         f"SELECT timeline, epoch FROM {s.own(PROGRESS)} WHERE {rows} ORDER BY timeline DESC, epoch DESC LIMIT 1",
-        given,
+        params,
     )
     return _tag_of(row.fetchone())
 
@@ -171,14 +171,14 @@ def advance_first(s: Session, row: TagRow) -> bool:
 def advance_from(s: Session, row: TagRow, known: Tag) -> bool:
     """Move the tag, if it is exactly `known`; return whether it moved."""
     job_uuid, sink, writer, timeline, epoch = row
-    given = s.given()
-    moved = s.execute(
-        f"UPDATE {s.own(PROGRESS)} SET timeline = {given(timeline)}, epoch = {given(epoch)} "
-        f"WHERE {_of_writer(given, (job_uuid, sink, writer))} "
-        f"AND timeline = {given(known.timeline)} AND epoch = {given(known.epoch)}",
-        given,
+    params = s.given()
+    update = s.execute(
+        f"UPDATE {s.own(PROGRESS)} SET timeline = {params(timeline)}, epoch = {params(epoch)} "
+        f"WHERE {_of_writer(params, (job_uuid, sink, writer))} "
+        f"AND timeline = {params(known.timeline)} AND epoch = {params(known.epoch)}",
+        params,
     )
-    return moved.rowcount == 1
+    return update.rowcount == 1
 
 
 def lose(s: Session, row: TagRow) -> None:
@@ -198,16 +198,16 @@ def forget(s: Session, row: TagRow) -> None:
 
     The horizon notes the newest delivery that loses its images; nothing if none does.
     """
-    given = s.given()
+    params = s.given()
     _forward(
         s,
         HORIZON,
-        f"SELECT {', '.join(_TAG)} FROM {s.own(UNDO)} WHERE {_up_to(given, row)} "
+        f"SELECT {', '.join(_TAG)} FROM {s.own(UNDO)} WHERE {_up_to(params, row)} "
         "ORDER BY timeline DESC, epoch DESC LIMIT 1",
-        given,
+        params,
     )
-    given = s.given()
-    s.execute(f"DELETE FROM {s.own(UNDO)} WHERE {_up_to(given, row)}", given)
+    params = s.given()
+    s.execute(f"DELETE FROM {s.own(UNDO)} WHERE {_up_to(params, row)}", params)
 
 
 def _forward(s: Session, table: str, source: str, given: Given, below: str = "") -> bool:

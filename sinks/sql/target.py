@@ -76,8 +76,10 @@ class SqlTarget(Merges, Target):
             standing = self._look(s)
             if standing is not None and standing >= first:
                 return already(self._where, first, standing)
-            loaded = [self._connection.incoming(n) for n in range(len(epochs))]
-            rows = [self._connection.load(s, to, epoch.batches) for to, epoch in zip(loaded, epochs, strict=True)]
+            incoming_tables = [self._connection.incoming(n) for n in range(len(epochs))]
+            rows = [
+                self._connection.load(s, to, epoch.batches) for to, epoch in zip(incoming_tables, epochs, strict=True)
+            ]
             self._fault("before_begin")
             s.dialect.begin_write(s.db)
             if not self._moved(s, first, last, known):
@@ -90,11 +92,11 @@ class SqlTarget(Merges, Target):
                 if n:
                     self._fault("between_epochs")
                 if rows[n]:
-                    self._apply(s, loaded[n], epoch.tag)
+                    self._apply(s, incoming_tables[n], epoch.tag)
             self._fault("before_commit")
             s.commit()
             self._fault("after_commit")
-            for each in loaded:
+            for each in incoming_tables:
                 s.dialect.clear(s.db, each)
             return Delivered(sum(rows))
 
@@ -156,10 +158,10 @@ class SqlTarget(Merges, Target):
         if not table.key:
             add_rows(s, table, s.dialect.row_number(s.db, self._sink.table), loaded.name, of_tag)
             return
-        carried = row_tag(self._job, tag) if self._sink.tags_rows else None
-        if carried is not None:
+        carried_tag = row_tag(self._job, tag) if self._sink.tags_rows else None
+        if carried_tag is not None:
             row_tags = self._row_tags(s, loaded)
             row_tags.leave_out_older(tag)
-            row_tags.bury(carried)
+            row_tags.bury(carried_tag)
         record_before(s, table, loaded.name, of_tag)
-        change(s, table, loaded.name, f"{OP} = {DELETE}", f"{OP} = {PUT}", carried)
+        change(s, table, loaded.name, f"{OP} = {DELETE}", f"{OP} = {PUT}", carried_tag)

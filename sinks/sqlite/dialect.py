@@ -30,7 +30,16 @@ import pyarrow as pa
 
 from holdfast.errors import HoldfastError
 from holdfast.sinks.contract.phrases import NO_ROW, broken, full, never_takes, refused, unknown
-from holdfast.sinks.sql.dialect import Column, Connection, Dialect, Limits, Purpose, TemporaryTable, Upsert, on_conflict
+from holdfast.sinks.sql.dialect import (
+    Column,
+    Connection,
+    Dialect,
+    Purpose,
+    TableLimits,
+    TemporaryTable,
+    Upsert,
+    on_conflict,
+)
 from holdfast.sinks.sql.values import TIMESTAMP, Value, is_text
 from holdfast.sinks.sqlite import file, queue
 
@@ -102,7 +111,7 @@ class SQLiteDialect(Dialect):
     )
     tag_type = "TEXT"
     keeps_nan = True
-    limits = Limits(COLUMNS_MAX, reserved=("sqlite_",))
+    limits = TableLimits(COLUMNS_MAX, reserved=("sqlite_",))
     row_order = "rowid"
     row_order_column = ""
     renumbered_by = " (VACUUM does)"
@@ -164,12 +173,12 @@ class SQLiteDialect(Dialect):
         return [Column(name, declared, place, not strict) for name, declared, place, strict in found]
 
     def loosely_compared(self, db: Connection, table: str) -> dict[str, str]:
-        found = db.execute(
+        rows = db.execute(
             "SELECT x.name, x.coll FROM pragma_index_list(?, 'main') l JOIN pragma_index_xinfo(l.name, 'main') x "
             "WHERE l.origin = 'pk' AND x.key AND upper(x.coll) <> 'BINARY'",
             (table,),
         )
-        return {name: f"{collation}, needed is BINARY" for name, collation in found}
+        return {name: f"{collation}, needed is BINARY" for name, collation in rows}
 
     def check_rights(self, db: Connection, where: str, table: str, own: Sequence[str], keyed: bool) -> None:
         """Who may write the file may do everything."""

@@ -58,14 +58,14 @@ def position() -> str:
 def _wrong(
     called: str, example: str, signature: inspect.Signature, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> WrongArguments:
-    taken = [each for each in signature.parameters.values() if each.name != "self"]
-    names = [each.name for each in taken]
-    by_place = [each.name for each in taken if each.kind is not each.KEYWORD_ONLY]
-    given = len(args) - ("self" in signature.parameters)
+    parameters = [each for each in signature.parameters.values() if each.name != "self"]
+    names = [each.name for each in parameters]
+    by_place = [each.name for each in parameters if each.kind is not each.KEYWORD_ONLY]
+    positional_count = len(args) - ("self" in signature.parameters)
     missing = [
         each.name
-        for each in taken
-        if each.default is each.empty and each.name not in by_place[:given] and each.name not in kwargs
+        for each in parameters
+        if each.default is each.empty and each.name not in by_place[:positional_count] and each.name not in kwargs
     ]
     unknown = [name for name in kwargs if name not in names]
     what = f"{called} at {position()}"
@@ -76,7 +76,9 @@ def _wrong(
         return _refused(f"{what} has no argument {unknown[0]!r}", f"{hint}; {example}")
     if missing:
         return _refused(f"{what} lacks {' and '.join(repr(name) for name in missing)}", f"give it, {example}")
-    return _refused(f"{what} has too many arguments: {given} by position, or one given twice", f"write {example}")
+    return _refused(
+        f"{what} has too many arguments: {positional_count} by position, or one given twice", f"write {example}"
+    )
 
 
 def _refused(what: str, next_step: str) -> WrongArguments:

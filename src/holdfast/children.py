@@ -41,7 +41,7 @@ class HasDescriptor(Protocol):
         """Return the descriptor; negative, or ValueError, if it is closed."""
 
 
-class _Process:
+class _ProcessState:
     def __init__(self) -> None:
         self.kept: WeakSet[HasDescriptor] = WeakSet()
         self.numbers: set[int] = set()
@@ -51,7 +51,7 @@ class _Process:
         """The sockets that were open when that began, such as those of Spark, with their inodes."""
 
 
-_process = _Process()
+_process = _ProcessState()
 
 
 def keep(thing: HasDescriptor) -> None:
@@ -108,13 +108,13 @@ def _trace_nothing(_: object) -> None:
 
 
 def _open_sockets() -> dict[int, int]:
-    found = {}
+    inodes = {}
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):
             status = os.fstat(int(name))
             if stat.S_ISSOCK(status.st_mode) and int(name) > _STANDARD:
-                found[int(name)] = status.st_ino
-    return found
+                inodes[int(name)] = status.st_ino
+    return inodes
 
 
 def _give_up() -> None:

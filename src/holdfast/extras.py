@@ -30,12 +30,12 @@ def install(*extras: str, of: str = "holdfast") -> str:
 def packages(of: str = "holdfast") -> dict[str, list[str]]:
     """Return the packages of each extra of a package, with the versions that it takes; none if it is not installed."""
     try:
-        required = metadata.requires(of) or []
+        requirements = metadata.requires(of) or []
     except metadata.PackageNotFoundError:
         return {}
-    found: dict[str, list[str]] = {}
-    for each in required:
+    packages_by_extra: dict[str, list[str]] = {}
+    for each in requirements:
         if (match := _REQUIRED.fullmatch(each.strip())) is not None:
             bounds = sorted(match["versions"].split(","), key=lambda bound: not bound.startswith((">", "=")))
-            found.setdefault(match["extra"], []).append(f"{match['package']}{','.join(bounds)}")
-    return found
+            packages_by_extra.setdefault(match["extra"], []).append(f"{match['package']}{','.join(bounds)}")
+    return packages_by_extra

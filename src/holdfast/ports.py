@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
-import pyarrow as pa
-
 
 class Clock(Protocol):
     """Time decides when something happens, never whether it is right (PROTOCOL P3)."""
@@ -82,10 +80,3 @@ class Lane(Protocol):
 
     def submit(self, work: Callable[[], object], done: Callable[[object], None]) -> None:
         """Run `work` later; hand its result, or the exception it raised, to `done` on the loop's thread."""
-
-
-class Target(Protocol):
-    """The external system to which one sink delivers, as one writer sees it. See sinks/contract/sink.py."""
-
-    def schema(self) -> pa.Schema:
-        """Columns that the target accepts."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 SOURCES = (
     ("state_source", "StateSource"),
-    ("log_source", "LogSource"),
+    ("log_source", "LogDataSource"),
     ("checkpoints_source", "CheckpointsSource"),
 )
 """Modules and classes of the formats, loaded only when they are registered."""

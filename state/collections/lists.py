@@ -44,11 +44,11 @@ class Lists(OrderedRows):
 
     def append(self, users: Keys, columns: Columns) -> Rows:
         """Append one element per row to the list of its user key, in the order of the rows; return their slots."""
-        found = self.find(users, limit=1, descending=True)
+        last_elements = self.find(users, limit=1, descending=True)
         following = np.zeros(len(users), np.int64)
-        if found.slots.size:
-            numbers = self.table.key_columns(found.slots)[-1]
-            following[found.counts == 1] = numbers.to_numpy() + 1
+        if last_elements.slots.size:
+            numbers = self.table.key_columns(last_elements.slots)[-1]
+            following[last_elements.counts == 1] = numbers.to_numpy() + 1
         slots = self.table.slots(self.keys(users, [pa.array(following + ranks_of(users))]))
         self.table.write(slots, columns)
         return slots

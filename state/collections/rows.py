@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 
 from holdfast.state.keys import canonical as codec
 from holdfast.state.keys.batch import Keys, KeyType
-from holdfast.state.tables.ordered import BY_KEY, Found
-from holdfast.state.tables.records import Records
+from holdfast.state.tables.ordered import BY_KEY, RangeSlots
+from holdfast.state.tables.records import TableRecords
 from holdfast.state.tables.slab import Rows
 from holdfast.state.tables.spec import Columns, ColumnSpec, TableSpec
-from holdfast.state.tables.table import Table
+from holdfast.state.tables.table import StateTable
 
 EXPIRES = "expires"
 """The column with the time in microseconds at which a row expires."""
@@ -57,7 +57,7 @@ class OrderedRows:
         table: Its key has a suffix, and BY_KEY is one of its orders.
     """
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: StateTable) -> None:
         assert table.spec.key.suffix and BY_KEY in table.spec.orders
         self.table = table
 
@@ -74,7 +74,7 @@ class OrderedRows:
         skip: Rows | int = 0,
         limit: Rows | int | None = None,
         descending: bool = False,
-    ) -> Found:
+    ) -> RangeSlots:
         """Return the rows of each user key with a suffix in [first, end), in order.
 
         Args:
@@ -110,7 +110,7 @@ def extended(kind: KeyType, users: Keys, suffix: Sequence[pa.Array]) -> Keys:
     return kind.from_canonical(codec.joined(users.canonical(), codec.encode(suffix)))
 
 
-def existing(table: Table, keys: Keys) -> Rows:
+def existing(table: StateTable, keys: Keys) -> Rows:
     """Return the slot of every key, -1 for those that do not exist; adds no keys."""
     slots = table.find(keys)
     known = np.flatnonzero(slots >= 0)
@@ -118,7 +118,7 @@ def existing(table: Table, keys: Keys) -> Rows:
     return slots
 
 
-def drop_absent(table: Table, by: str = BY_KEY) -> None:
+def drop_absent(table: StateTable, by: str = BY_KEY) -> None:
     """Drop the slots of deleted rows once they are most of the table; call it at a barrier. Present ones stay."""
     if len(table) > 2 * len(table.ordered(by)) + ABSENT_MIN:
         table.drop_vacant()
@@ -126,7 +126,7 @@ def drop_absent(table: Table, by: str = BY_KEY) -> None:
 
 def ranks_of(users: Keys) -> NDArray[np.int64]:
     """Return how many earlier rows of the batch have the same user key, per row."""
-    numbers = Records(TableSpec(0, "user keys", users.type, ())).add(users)
+    numbers = TableRecords(TableSpec(0, "user keys", users.type, ())).add(users)
     order = np.argsort(numbers, kind="stable")
     ordered = numbers[order]
     starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]])) if order.size else order
@@ -135,7 +135,7 @@ def ranks_of(users: Keys) -> NDArray[np.int64]:
     return ranks
 
 
-def expire(table: Table, now_us: int, limit: int | None = None) -> int:
+def expire(table: StateTable, now_us: int, limit: int | None = None) -> int:
     """Delete the rows of a table with the order EXPIRES whose time has come; return how many.
 
     Call it before a batch is read, with the watermark or the processing time. Rows that are written later with a time

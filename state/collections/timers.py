@@ -21,7 +21,7 @@ from holdfast.state.collections.rows import existing, extended
 from holdfast.state.keys.batch import Keys, KeyType
 from holdfast.state.tables.placing import distinct
 from holdfast.state.tables.spec import ColumnSpec, TableSpec
-from holdfast.state.tables.table import Table
+from holdfast.state.tables.table import StateTable
 
 _NEVER = (1 << 63) - 1
 AT = ColumnSpec("at", np.dtype(np.int64), _NEVER)
@@ -41,7 +41,7 @@ class Fired(NamedTuple):
 class Timers:
     """The timers of one table."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: StateTable) -> None:
         assert table.spec.key.suffix == 1 and AT.name in table.spec.orders
         self.table = table
 

@@ -19,9 +19,9 @@ def sources_digest(package: str = _PACKAGES[0]) -> str:
     Args:
         package: One of `_PACKAGES`; or another, whose kernels are compiled from its own modules and from theirs.
     """
-    hashed = hashlib.sha256()
+    digest = hashlib.sha256()
     for each in (*_PACKAGES, *({package} - set(_PACKAGES))):
         for file in sorted(resources.files(each).iterdir(), key=lambda file: file.name):
             if file.name.endswith(".py"):
-                hashed.update(file.name.encode() + file.read_bytes())
-    return hashed.hexdigest()
+                digest.update(file.name.encode() + file.read_bytes())
+    return digest.hexdigest()

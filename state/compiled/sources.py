@@ -28,7 +28,7 @@ Sources = NDArray[np.int64]
 NO_SOURCES: Sources = np.empty((0, FIELDS), np.int64)
 
 
-class Input:
+class KernelInput:
     """A column of a batch as kernels read it, described and kept alive.
 
     Args:
@@ -52,7 +52,7 @@ class Input:
             self.source = (address, bits.address, column.offset)
 
 
-def sources_of(inputs: Sequence[Input]) -> Sources:
+def sources_of(inputs: Sequence[KernelInput]) -> Sources:
     """Return the descriptions of inputs, which must be kept."""
     return np.array([each.source for each in inputs], np.int64).reshape(-1, FIELDS)
 

@@ -267,15 +267,15 @@ class Keys:
 
     def key_groups(self, count: int) -> NDArray[np.uint16]:
         """Return the key group of every key."""
-        routed = self.routed()
-        if not routed.type.injective:
-            return key_groups_of(routed.hashes, count)
+        routed_keys = self.routed()
+        if not routed_keys.type.injective:
+            return key_groups_of(routed_keys.hashes, count)
         if self._length < COMPILED_FROM:
-            return key_groups_of(splitmix64(routed.leading()), count)
+            return key_groups_of(splitmix64(routed_keys.leading()), count)
         from holdfast.state.keys import hashing  # imports the compiler, which few commands need
 
         check_count(count)
-        return hashing.key_groups_of_ints(routed.leading(), count)
+        return hashing.key_groups_of_ints(routed_keys.leading(), count)
 
     def order(self, key_groups: NDArray[np.uint16]) -> NDArray[np.int64]:
         """Return the indices that sort by (key group, canonical bytes)."""

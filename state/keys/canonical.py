@@ -230,14 +230,14 @@ def _framed(column: pa.Array) -> pa.Array:
     data, _, lengths = bytes_of(column)
     offsets = np.zeros(len(column) + 1, np.int64)
     np.cumsum(lengths + 2, out=offsets[1:])
-    framed = np.empty(int(offsets[-1]), np.uint8)
-    inner = np.ones(framed.size, np.bool_)
+    framed_bytes = np.empty(int(offsets[-1]), np.uint8)
+    inner = np.ones(framed_bytes.size, np.bool_)
     inner[offsets[:-1]] = False
     inner[offsets[1:] - 1] = False
-    framed[inner] = data[:-8]
-    framed[offsets[:-1]] = 1
-    framed[offsets[1:] - 1] = 0
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(framed)]
+    framed_bytes[inner] = data[:-8]
+    framed_bytes[offsets[:-1]] = 1
+    framed_bytes[offsets[1:] - 1] = 0
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(framed_bytes)]
     return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(column), buffers)
 
 

@@ -125,19 +125,19 @@ def _hash_tiny(data: int, length: int, secret: int) -> Any:
         combined = ((first & byte) << np.uint64(16)) | (((first >> middle) & byte) << _24)
         combined |= ((first >> last) & byte) | (size << np.uint64(8))
         flip = word_at(secret, 0)
-        mixed = combined ^ ((flip & _LOW) ^ (flip >> _32))
-        mixed ^= mixed >> _33
-        mixed *= _PRIME_2
-        mixed ^= mixed >> _29
-        mixed *= _PRIME_3
-        return mixed ^ (mixed >> _32)
+        hash_value = combined ^ ((flip & _LOW) ^ (flip >> _32))
+        hash_value ^= hash_value >> _33
+        hash_value *= _PRIME_2
+        hash_value ^= hash_value >> _29
+        hash_value *= _PRIME_3
+        return hash_value ^ (hash_value >> _32)
     last = word_at(data, length - 4) & _LOW
-    mixed = (last + ((first & _LOW) << _32)) ^ (word_at(secret, 8) ^ word_at(secret, 16))
-    mixed ^= ((mixed << _49) | (mixed >> _15)) ^ ((mixed << _24) | (mixed >> _40))
-    mixed *= _SHORT
-    mixed ^= (mixed >> _35) + size
-    mixed *= _SHORT
-    return mixed ^ (mixed >> _28)
+    hash_value = (last + ((first & _LOW) << _32)) ^ (word_at(secret, 8) ^ word_at(secret, 16))
+    hash_value ^= ((hash_value << _49) | (hash_value >> _15)) ^ ((hash_value << _24) | (hash_value >> _40))
+    hash_value *= _SHORT
+    hash_value ^= (hash_value >> _35) + size
+    hash_value *= _SHORT
+    return hash_value ^ (hash_value >> _28)
 
 
 @inner
@@ -149,11 +149,11 @@ def _hash(data: int, length: int, secret: int) -> Any:
         low = word_at(data, 0) ^ (word_at(secret, 24) ^ word_at(secret, 32))
         high = word_at(data, length - 8) ^ (word_at(secret, 40) ^ word_at(secret, 48))
         return _avalanched(np.uint64(length) + byte_swapped(low) + high + fold_product(low, high))
-    mixed = np.uint64(length) * _PRIME_1
+    accumulator = np.uint64(length) * _PRIME_1
     for step in range((length - 1) >> 5, -1, -1):
-        mixed += _mixed(data, secret, 16 * step, 32 * step)
-        mixed += _mixed(data, secret, length - 16 * (step + 1), 32 * step + 16)
-    return _avalanched(mixed)
+        accumulator += _mixed(data, secret, 16 * step, 32 * step)
+        accumulator += _mixed(data, secret, length - 16 * (step + 1), 32 * step + 16)
+    return _avalanched(accumulator)
 
 
 @kernel("none", "words", "words", "words", "words", "hashes")
@@ -181,11 +181,11 @@ def write_groups(values: int, count: int, groups_: Any) -> None:
     """Write the key group of every integer at this address: splitmix64, then multiply-shift."""
     groups = address_of(groups_)
     for row in range(groups_.size):
-        mixed = np.uint64(get(values, row)) + GAMMA
-        mixed = (mixed ^ (mixed >> _30)) * MIX_1
-        mixed = (mixed ^ (mixed >> _27)) * MIX_2
-        mixed ^= mixed >> _31
-        put_u16(groups, row, np.uint16(((mixed >> _32) * np.uint64(count)) >> _32))
+        hash_value = np.uint64(get(values, row)) + GAMMA
+        hash_value = (hash_value ^ (hash_value >> _30)) * MIX_1
+        hash_value = (hash_value ^ (hash_value >> _27)) * MIX_2
+        hash_value ^= hash_value >> _31
+        put_u16(groups, row, np.uint16(((hash_value >> _32) * np.uint64(count)) >> _32))
 
 
 __all__ = [

@@ -32,27 +32,27 @@ _27, _30, _31, _32, _54, _60, _62 = (np.uint64(bits) for bits in (27, 30, 31, 32
 
 def splitmix64(values: NDArray[np.int64]) -> NDArray[np.uint64]:
     """Mix every integer into a hash. A bijection: equal hashes mean equal integers."""
-    mixed = np.ascontiguousarray(values).view(np.uint64) + GAMMA
-    shifted = mixed >> _30
-    mixed ^= shifted
-    mixed *= MIX_1
-    np.right_shift(mixed, _27, out=shifted)
-    mixed ^= shifted
-    mixed *= MIX_2
-    np.right_shift(mixed, _31, out=shifted)
-    mixed ^= shifted
-    return mixed
+    hashes = np.ascontiguousarray(values).view(np.uint64) + GAMMA
+    scratch = hashes >> _30
+    hashes ^= scratch
+    hashes *= MIX_1
+    np.right_shift(hashes, _27, out=scratch)
+    hashes ^= scratch
+    hashes *= MIX_2
+    np.right_shift(hashes, _31, out=scratch)
+    hashes ^= scratch
+    return hashes
 
 
 def splitmix64_inverse(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
     """Return the integers whose splitmix64 these are."""
-    mixed = hashes ^ (hashes >> _31) ^ (hashes >> _62)
-    mixed *= _UNMIX_2
-    mixed ^= (mixed >> _27) ^ (mixed >> _54)
-    mixed *= _UNMIX_1
-    mixed ^= (mixed >> _30) ^ (mixed >> _60)
-    mixed -= GAMMA
-    values: NDArray[np.int64] = mixed.view(np.int64)
+    words = hashes ^ (hashes >> _31) ^ (hashes >> _62)
+    words *= _UNMIX_2
+    words ^= (words >> _27) ^ (words >> _54)
+    words *= _UNMIX_1
+    words ^= (words >> _30) ^ (words >> _60)
+    words -= GAMMA
+    values: NDArray[np.int64] = words.view(np.int64)
     return values
 
 

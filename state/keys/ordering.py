@@ -46,15 +46,15 @@ def sorted_parts(
     if not rows:
         return
     starts = np.zeros(int(groups.max()) + 2, np.int64)
-    packed = np.empty(rows * width, np.int64)
-    partition(addresses_of(columns), np.array(flips, np.int64), groups, starts, packed)
+    elements = np.empty(rows * width, np.int64)
+    partition(addresses_of(columns), np.array(flips, np.int64), groups, starts, elements)
     counters = np.empty(1 << _DIGIT_BITS, np.int64)
     scratch = np.empty(int(np.diff(starts).max()) * width, np.int64)
     first = 0
     while starts[first] < rows:
         end = min(int(np.searchsorted(starts, starts[first] + rows_max)), starts.size - 1)
         order = np.empty(int(starts[end] - starts[first]), np.int64)
-        sort_groups(packed, width, starts[first : end + 1], scratch, counters, order)
+        sort_groups(elements, width, starts[first : end + 1], scratch, counters, order)
         sorted_groups = np.repeat(np.arange(first, end, dtype=np.uint16), np.diff(starts[first : end + 1]))
         for at in range(0, order.size, rows_max):
             yield sorted_groups[at : at + rows_max], order[at : at + rows_max]
@@ -75,14 +75,14 @@ def parts_by_group(
         The key group of each row, and row numbers.
     """
     assert groups.size < 1 << 31
-    starts, listed = np.zeros(count + 1, np.int64), np.empty(groups.size, np.int32)
-    list_by_group(groups, starts, listed.ctypes.data)
+    starts, row_numbers = np.zeros(count + 1, np.int64), np.empty(groups.size, np.int32)
+    list_by_group(groups, starts, row_numbers.ctypes.data)
     first = 0
     while first < count:
         end = max(first + 1, int(np.searchsorted(starts, starts[first] + rows_max, side="right")) - 1)
         if starts[end] > starts[first]:
             numbers = np.repeat(np.arange(first, end, dtype=np.uint16), np.diff(starts[first : end + 1]))
-            yield numbers, listed[starts[first] : starts[end]].astype(np.int64)
+            yield numbers, row_numbers[starts[first] : starts[end]].astype(np.int64)
         first = end
 
 
@@ -132,13 +132,13 @@ def partition(columns_: Any, flips_: Any, groups_: Any, starts_: Any, packed_: A
         packed_: Becomes the flipped words and the number of each row.
     """
     rows, last, count = groups_.size, starts_.size - 1, columns_.size
-    width, packed, starts = count + 1, address_of(packed_), address_of(starts_)
+    width, elements, starts = count + 1, address_of(packed_), address_of(starts_)
     _count_groups(groups_, starts, last)
     for row in range(rows):
         group: Any = np.int64(groups_[row])
         to = get(starts, group)
         put(starts, group, to + 1)
-        element = packed + to * width * 8
+        element = elements + to * width * 8
         for column in range(count):
             put(element, column, get(get(address_of(columns_), column), row) ^ flips_[column])
         put(element, count, row)
@@ -241,17 +241,17 @@ def sort_groups(packed_: Any, width: int, starts_: Any, scratch_: Any, counters_
         scratch_: As large as the largest key group.
         order_: Becomes the row numbers.
     """
-    packed, scratch, stride = address_of(packed_), address_of(scratch_), width * 8
+    elements, scratch, stride = address_of(packed_), address_of(scratch_), width * 8
     begin = starts_[0]
     for group in range(starts_.size - 1):
         start, size = starts_[group], starts_[group + 1] - starts_[group]
-        found = packed + start * stride
+        group_elements = elements + start * stride
         if size < _TINY_ROWS:
-            _insert(found, size, width, address_of(counters_))
+            _insert(group_elements, size, width, address_of(counters_))
         else:
-            found = _sorted(found, size, width, scratch, address_of(counters_))
+            group_elements = _sorted(group_elements, size, width, scratch, address_of(counters_))
         for row in range(size):
-            order_[start - begin + row] = get(found + row * stride, width - 1)
+            order_[start - begin + row] = get(group_elements + row * stride, width - 1)
 
 
 __all__ = ["list_by_group", "partition", "parts_by_group", "sort_groups", "sorted_parts"]

@@ -104,14 +104,14 @@ class Copies:
             Unavailable: some may remain; a later call removes them.
         """
         self._erase_unlisted()
-        removed = {path for path in self._sizes if chosen(path)} | self._partial
-        if not removed:
+        paths = {path for path in self._sizes if chosen(path)} | self._partial
+        if not paths:
             return
-        self._store.write([], [_LISTED + path.encode() for path in removed])
-        self._partial |= removed
-        for path in removed:
+        self._store.write([], [_LISTED + path.encode() for path in paths])
+        self._partial |= paths
+        for path in paths:
             self._sizes.pop(path, None)
-        self._store.erase([_parts_of(path) for path in removed])
+        self._store.erase([_parts_of(path) for path in paths])
         self._partial.clear()
 
     def _erase_unlisted(self) -> None:

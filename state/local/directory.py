@@ -46,13 +46,13 @@ class CopyFolder:
     def discard(self) -> None:
         """Release it and remove all its files."""
         # Renamed while the lock is held, so a worker that looks for folders meanwhile never opens this one.
-        removed = self.path.with_name(_REMOVED + self.path.name)
+        trash = self.path.with_name(_REMOVED + self.path.name)
         with suppress(OSError):
-            self.path.rename(removed)
+            self.path.rename(trash)
         try:
             self.store.close()
         finally:
-            shutil.rmtree(removed, onerror=_unless_gone)
+            shutil.rmtree(trash, onerror=_unless_gone)
 
 
 def claim(parent: Path, key_groups: tuple[int, int], memory: RocksMemory | None = None) -> CopyFolder:

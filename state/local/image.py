@@ -40,7 +40,7 @@ from holdfast.state.compiled.digest import sources_digest
 from holdfast.state.paging.mapped import MappedFiles
 from holdfast.state.paging.private import PrivateFiles
 from holdfast.state.store import StateStore
-from holdfast.state.tables.slab import UNLIMITED, Memory, Stored
+from holdfast.state.tables.slab import UNLIMITED, Memory, TableContents
 
 Lineage = Mapping[Epoch, str]
 """Completed epochs on which the target builds, each with the SHA-256 of its manifest."""
@@ -156,7 +156,7 @@ class Wanted:
         return shares and max(head.key_groups[0], self.key_groups[0]) < min(head.key_groups[1], self.key_groups[1])
 
 
-class Files(Protocol):
+class ImageFiles(Protocol):
     """How the files of an image become arrays."""
 
     def mapped(self, name: str, dtype: DTypeLike, size: int) -> NDArray[Any]:
@@ -203,7 +203,7 @@ class Image:
             LocalDamaged: they differ from what was written.
         """
         self.verify()
-        self.load(store, _Reader(self.path, memory))
+        self.load(store, _ImageReader(self.path, memory))
 
     def verify(self) -> None:
         """Compare the files with their hashes.
@@ -225,9 +225,9 @@ class Image:
         """
         small, offset, tables = f"{_SMALL}-{uuid.uuid4().hex}", 0, dict[int, StoredTable]()
         with open(self.path / small, "wb") as file:
-            for operator, stored in store.stored().items():
+            for operator, contents in store.stored().items():
                 arrays = dict[str, StoredArray]()
-                for name, array in stored.arrays.items():
+                for name, array in contents.arrays.items():
                     digest = xxhash.xxh3_64_hexdigest(np.ascontiguousarray(array).data) if hashed else ""
                     if mapped := memory.file_of(array):
                         arrays[name] = StoredArray(array.dtype.str, array.size, mapped, 0, digest)
@@ -235,7 +235,7 @@ class Image:
                         arrays[name] = StoredArray(array.dtype.str, array.size, "", offset, digest)
                         offset += file.write(np.ascontiguousarray(array).data)
                         offset += file.write(bytes(-offset % 64))
-                tables[operator] = StoredTable(arrays, stored.numbers)
+                tables[operator] = StoredTable(arrays, contents.numbers)
         given = wanted.job_uuid, wanted.base, wanted.key_groups, dict(wanted.declared)
         self.head = Head(*given, sources_digest(), small, tables, content=wanted.content)
         (self.path / (_NEW + _HEAD)).write_bytes(msgspec.json.encode(self.head))
@@ -248,7 +248,7 @@ class Image:
             if path.name not in needed:
                 path.unlink()
 
-    def load(self, store: StateStore, files: Files) -> None:
+    def load(self, store: StateStore, files: ImageFiles) -> None:
         """Give a store, into whose memory the files come, the tables of the image.
 
         Raises:
@@ -256,7 +256,7 @@ class Image:
         """
         assert self.head is not None
         data = np.fromfile(self.path / self.head.small, np.uint8)
-        stored, rooms = dict[int, Stored](), dict[int, dict[str, NDArray[Any]]]()
+        contents, rooms = dict[int, TableContents](), dict[int, dict[str, NDArray[Any]]]()
         for operator, table in self.head.tables.items():
             rooms[operator] = {n: files.mapped(a.file, a.dtype, a.size) for n, a in table.arrays.items() if a.file}
             arrays = {
@@ -265,8 +265,8 @@ class Image:
             }
             if any(arrays[name].size < array.size for name, array in table.arrays.items()):
                 raise _damaged(self.path)
-            stored[operator] = Stored(arrays, table.numbers)
-        store.adopt(stored, rooms, self.head.cut.epoch)
+            contents[operator] = TableContents(arrays, table.numbers)
+        store.adopt(contents, rooms, self.head.cut.epoch)
 
     def share(self) -> bool:
         """Let others map it too; return whether it is still unchanged."""
@@ -292,7 +292,7 @@ class Image:
             self._lock = -1
 
 
-class _Reader:
+class _ImageReader:
     """Reads the files of an image into a memory that is not the image's."""
 
     def __init__(self, folder: Path, memory: Memory) -> None:
@@ -312,7 +312,7 @@ class _Reader:
         return room
 
 
-class Held(IntEnum):
+class ImageHolders(IntEnum):
     """Whether other processes hold images that may be usable."""
 
     NO = 0
@@ -322,22 +322,22 @@ class Held(IntEnum):
     """One is being changed."""
 
 
-def find(parent: Path, wanted: Wanted) -> tuple[Image | None, Held]:
+def find(parent: Path, wanted: Wanted) -> tuple[Image | None, ImageHolders]:
     """Return the image that leaves the least to restore, held, and whether other processes hold one.
 
     An image that is as of the base is shared, any other is held alone. Those that are of no use are removed.
     """
     best: Image | None = None
-    held = Held.NO
+    holders = ImageHolders.NO
     for path in sorted(parent.iterdir()):
         if not path.name.startswith(wanted.prefix):
             _tidy(path, wanted)
             continue
         image = _hold(path)
         if image is None:
-            held = Held.NO if _remove_broken(path) else Held.CHANGED
+            holders = ImageHolders.NO if _remove_broken(path) else ImageHolders.CHANGED
         elif not image.alone and (image.head is None or image.head.cut != wanted.base):
-            held = max(held, Held.MAPPED)
+            holders = max(holders, ImageHolders.MAPPED)
         elif wanted.usable(image.head) and (best is None or _epoch(image) > _epoch(best)):
             image, best = best, image
         if image is not None and image.alone:
@@ -346,8 +346,8 @@ def find(parent: Path, wanted: Wanted) -> tuple[Image | None, Held]:
             image.release()
     if best is not None and best.head is not None and best.head.cut == wanted.base and not best.share():
         best.release()
-        return None, Held.CHANGED
-    return best, held
+        return None, ImageHolders.CHANGED
+    return best, holders
 
 
 def create(parent: Path, wanted: Wanted) -> Image:
@@ -444,11 +444,11 @@ def _locked(lock: int, how: int) -> bool:
 def _is_there(path: Path, lock: int) -> bool:
     """Return whether the lock is that of the folder; it may have been removed since it was opened."""
     try:
-        found = os.stat(path / _LOCK)
+        status = os.stat(path / _LOCK)
     except OSError:
         return False
     mine = os.fstat(lock)
-    return (found.st_dev, found.st_ino) == (mine.st_dev, mine.st_ino)
+    return (status.st_dev, status.st_ino) == (mine.st_dev, mine.st_ino)
 
 
 def _small(data: NDArray[np.uint8], array: StoredArray) -> NDArray[Any]:
@@ -459,27 +459,27 @@ def _small(data: NDArray[np.uint8], array: StoredArray) -> NDArray[Any]:
 
 def _hash_of(folder: Path, array: StoredArray, small: str) -> str:
     """Return the hash of the bytes of an array, as far as they are there."""
-    hashed, left = xxhash.xxh3_64(), array.size * np.dtype(array.dtype).itemsize
+    digest, left = xxhash.xxh3_64(), array.size * np.dtype(array.dtype).itemsize
     try:
         with open(folder / (array.file or small), "rb", buffering=0) as file:
             file.seek(array.offset)
             while left and (part := file.read(min(left, _READ_BYTES))):
-                hashed.update(part)
+                digest.update(part)
                 left -= len(part)
     except OSError as error:
         raise _damaged(folder) from error
-    return hashed.hexdigest()
+    return digest.hexdigest()
 
 
 def _copy(file: Path, to: Path) -> None:
     """Copy a file, without room for its holes."""
-    with open(file, "rb", buffering=0) as given, open(to, "xb", buffering=0) as made:
-        size, at = os.fstat(given.fileno()).st_size, 0
-        os.truncate(made.fileno(), size)
-        while (at := _data_from(given.fileno(), at)) < size:
-            end = os.lseek(given.fileno(), at, os.SEEK_HOLE)
+    with open(file, "rb", buffering=0) as source, open(to, "xb", buffering=0) as target:
+        size, at = os.fstat(source.fileno()).st_size, 0
+        os.truncate(target.fileno(), size)
+        while (at := _data_from(source.fileno(), at)) < size:
+            end = os.lseek(source.fileno(), at, os.SEEK_HOLE)
             while at < end:
-                copied = os.copy_file_range(given.fileno(), made.fileno(), min(end - at, _READ_BYTES), at, at)
+                copied = os.copy_file_range(source.fileno(), target.fileno(), min(end - at, _READ_BYTES), at, at)
                 if not copied:
                     raise OSError(errno.EIO, f"{file} ended while it was copied")
                 at += copied

@@ -60,12 +60,12 @@ class Area:
     def __init__(self, size: int, freed: Callable[[int, int], None], file: int | None = None) -> None:
         self._freed = freed
         self.size, self.used = -(-size // REGION_BYTES) * REGION_BYTES, 0
-        found = _map(None, self.size + REGION_BYTES, _PRIVATE | _ANONYMOUS | _NO_RESERVE, -1, 0)
-        self.address = -(-found // REGION_BYTES) * REGION_BYTES
-        if self.address > found:
-            _LIBC.munmap(found, self.address - found)
-        if found + REGION_BYTES > self.address:
-            _LIBC.munmap(self.address + self.size, found + REGION_BYTES - self.address)
+        mapping = _map(None, self.size + REGION_BYTES, _PRIVATE | _ANONYMOUS | _NO_RESERVE, -1, 0)
+        self.address = -(-mapping // REGION_BYTES) * REGION_BYTES
+        if self.address > mapping:
+            _LIBC.munmap(mapping, self.address - mapping)
+        if mapping + REGION_BYTES > self.address:
+            _LIBC.munmap(self.address + self.size, mapping + REGION_BYTES - self.address)
         _LIBC.madvise(self.address, self.size, _HUGE)
         self._file: int | None = None
         """The file that regions are swapped out to."""
@@ -138,12 +138,12 @@ class Area:
             self._file = _unlinked(folder, self.size)
         os.posix_fallocate(self._file, offset, REGION_BYTES)
         content = memoryview((ctypes.c_char * REGION_BYTES).from_address(at)).cast("B")
-        done = 0
+        position = 0
         # The page cache keeps a region that is written whole as one unit: bring() maps it with one fault, and it is
         # written back as a whole.
         piece = REGION_BYTES if self.used <= WHOLE_UP_TO else _PAGE_BYTES
-        while done < REGION_BYTES:
-            done += os.pwrite(self._file, content[done : done + piece], offset + done)
+        while position < REGION_BYTES:
+            position += os.pwrite(self._file, content[position : position + piece], offset + position)
         content.release()
         _map(at, REGION_BYTES, _SHARED | _FIXED, self._file, offset)
         _LIBC.madvise(at, REGION_BYTES, _RANDOM)
@@ -154,18 +154,18 @@ class Area:
 
     def bring_back(self, regions_max: int) -> int:
         """Make this many regions ordinary memory again, with their content; return how many that were."""
-        done = 0
-        while self._swapped and done < regions_max:
+        count = 0
+        while self._swapped and count < regions_max:
             number = self._swapped.pop()
             at = self.address + number * REGION_BYTES
             content = ctypes.string_at(at, REGION_BYTES)
             _map(at, REGION_BYTES, _PRIVATE | _FIXED | _ANONYMOUS | _NO_RESERVE, -1, 0)
             _LIBC.madvise(at, REGION_BYTES, _HUGE)
             ctypes.memmove(at, content, REGION_BYTES)
-            done += 1
-        if done:
+            count += 1
+        if count:
             self._close_file()
-        return done
+        return count
 
     def give_back(self, size: int) -> None:
         """Drop everything from this byte on; it reads as zeros."""
@@ -207,13 +207,13 @@ def _written(at: int) -> bool:
     except OSError:
         return True
     try:
-        found = os.pread(pagemap, size, at // _PAGE_BYTES * 8)
+        entries = os.pread(pagemap, size, at // _PAGE_BYTES * 8)
     except OSError:
         return True
     finally:
         os.close(pagemap)
-    pages = np.frombuffer(found, np.uint64)
-    return len(found) < size or bool(np.any((pages & _IN_USE != 0) & (pages & _OF_FILE == 0)))
+    pages = np.frombuffer(entries, np.uint64)
+    return len(entries) < size or bool(np.any((pages & _IN_USE != 0) & (pages & _OF_FILE == 0)))
 
 
 def _unlinked(folder: Path, size: int) -> int:
@@ -229,13 +229,13 @@ def _unlinked(folder: Path, size: int) -> int:
 
 
 def _map(address: int | None, size: int, flags: int, file: int, offset: int) -> int:
-    found: int | None = _LIBC.mmap(address, size, _READ_WRITE, flags, file, offset)
-    if found is None or found == _FAILED:
+    mapping: int | None = _LIBC.mmap(address, size, _READ_WRITE, flags, file, offset)
+    if mapping is None or mapping == _FAILED:
         number = ctypes.get_errno()
         if number != errno.ENOMEM:
             raise OSError(number, os.strerror(number))
         raise MemoryError(f"{size:,} bytes of address space: {os.strerror(number)}")
-    return found
+    return mapping
 
 
 _LIBC = ctypes.CDLL(None, use_errno=True)

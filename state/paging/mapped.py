@@ -36,7 +36,7 @@ _STEP_BYTES = 1 << 16
 
 
 @dataclass
-class _File:
+class _MappedFile:
     name: str
     descriptor: int
     size: int
@@ -57,7 +57,7 @@ class MappedFiles:
 
     def __init__(self, folder: Path, resident_max: int = UNLIMITED) -> None:
         self._folder, self._resident_max = folder, resident_max
-        self._files: dict[int, _File] = {}
+        self._files: dict[int, _MappedFile] = {}
         """By address."""
         taken = (int(path.name) for path in folder.iterdir() if path.name.isdigit())
         self._numbers = itertools.count(1 + max(taken, default=0))
@@ -100,14 +100,14 @@ class MappedFiles:
             return room
         needed = size * room.itemsize
         step = _STEP_BYTES if needed < UNIT_BYTES else UNIT_BYTES
-        wanted = min(file.size, -(-needed // step) * step)
-        if wanted > file.allocated:
-            os.posix_fallocate(file.descriptor, file.allocated, wanted - file.allocated)
-        elif wanted < file.allocated:  # bytes after it are dropped, and read as zeros
-            os.ftruncate(file.descriptor, wanted)
+        target_bytes = min(file.size, -(-needed // step) * step)
+        if target_bytes > file.allocated:
+            os.posix_fallocate(file.descriptor, file.allocated, target_bytes - file.allocated)
+        elif target_bytes < file.allocated:  # bytes after it are dropped, and read as zeros
+            os.ftruncate(file.descriptor, target_bytes)
             os.ftruncate(file.descriptor, file.size)
-        file.allocated = wanted
-        return room[: wanted // room.itemsize]
+        file.allocated = target_bytes
+        return room[: target_bytes // room.itemsize]
 
     def bring(self, address: int, units: Iterable[int], write: bool) -> None:
         """Do nothing; the system maps pages when they are reached."""
@@ -146,5 +146,5 @@ class MappedFiles:
         array = np.frombuffer(mapping, dtype)
         if (gone := self._files.get(array.ctypes.data)) is not None:  # its array was freed
             os.close(gone.descriptor)
-        self._files[array.ctypes.data] = _File(name, file, size, 0, weakref.ref(mapping))
+        self._files[array.ctypes.data] = _MappedFile(name, file, size, 0, weakref.ref(mapping))
         return array

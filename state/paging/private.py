@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from holdfast.state.paging.swap import Swap
+from holdfast.state.paging.swap import SwapMemory
 from holdfast.state.tables.slab import UNLIMITED
 
 
-class PrivateFiles(Swap):
+class PrivateFiles(SwapMemory):
     """The memory of the tables of one image that is used.
 
     Args:

@@ -83,7 +83,7 @@ def unfit(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:
     return ""
 
 
-class Swap:
+class SwapMemory:
     """The memory of one worker's tables.
 
     Args:
@@ -171,16 +171,16 @@ class Swap:
         area = self._areas.get(room.ctypes.data)
         if area is None:
             return room
-        wanted = min(area.size, -(-size * room.itemsize // REGION_BYTES) * REGION_BYTES)
+        target_bytes = min(area.size, -(-size * room.itemsize // REGION_BYTES) * REGION_BYTES)
         before = area.used
-        if wanted < before:
-            area.give_back(wanted)
-        area.used = wanted
-        for number in range(before // REGION_BYTES, wanted // REGION_BYTES):
+        if target_bytes < before:
+            area.give_back(target_bytes)
+        area.used = target_bytes
+        for number in range(before // REGION_BYTES, target_bytes // REGION_BYTES):
             if not area.is_given(number):
                 area.note_new(number, whole=not self.swapping)
                 self._note_recent(area, number, grown=True)
-        self._changed(wanted - before)
+        self._changed(target_bytes - before)
         return room[: area.used // room.itemsize]
 
     def _freed(self, address: int, size: int) -> None:

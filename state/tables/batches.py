@@ -12,7 +12,7 @@ import numpy as np
 from holdfast.state.compiled.sources import Words, addresses_of
 from holdfast.state.keys import canonical as codec
 from holdfast.state.keys.batch import Keys
-from holdfast.state.tables.kernels.layout import Given
+from holdfast.state.tables.kernels.layout import KeyPart
 from holdfast.state.tables.slab import Rows
 
 SLACK = 8
@@ -21,7 +21,7 @@ _NO_ROWS: Rows = np.empty(0, np.int64)
 _NO_BYTES = np.zeros(SLACK, np.uint8)
 
 
-class Batch(NamedTuple):
+class OrderedBatch(NamedTuple):
     """Rows in the order in which they are taken."""
 
     keys: Keys
@@ -64,6 +64,6 @@ class GivenKeys:
     def from_row(self, first: int) -> Words:
         """Return where the keys from this row on are."""
         places = self.places.copy()
-        places[[Given.STARTS, Given.LENGTHS]] += 8 * first
-        places[Given.FIRST :] += 8 * first
+        places[[KeyPart.STARTS, KeyPart.LENGTHS]] += 8 * first
+        places[KeyPart.FIRST :] += 8 * first
         return places

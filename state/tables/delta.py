@@ -27,7 +27,7 @@ from holdfast.state.tables.spec import Columns
 from holdfast.state.tables.values import taken
 
 
-class Changes(Protocol):
+class EpochChanges(Protocol):
     """One operator's writes in one epoch as sealing reads them: a delta, or records that a barrier froze."""
 
     @property
@@ -46,19 +46,19 @@ class Changes(Protocol):
     def __len__(self) -> int:
         """The number of rows in a segment: one per key and one per key group with a range."""
 
-    def sorted_parts(self, rows_max: int) -> Iterator[tuple[NDArray[np.uint16], Delta]]:
+    def sorted_parts(self, rows_max: int) -> Iterator[tuple[NDArray[np.uint16], OperatorDelta]]:
         """Yield the rows in the order of (key group, canonical key), at most `rows_max` at a time, without the ranges.
 
         Returns:
             The key group of each row, and the rows with their columns under field ids.
         """
 
-    def empty(self) -> Delta:
+    def empty(self) -> OperatorDelta:
         """Return a delta without rows and ranges."""
 
 
 @dataclass(frozen=True, eq=False)
-class Delta:
+class OperatorDelta:
     """One operator's writes in one epoch.
 
     Args:
@@ -99,22 +99,22 @@ class Delta:
     def __len__(self) -> int:
         return len(self.keys) + groups_in(self.through).size
 
-    def renamed(self, names: Mapping[str, str]) -> Delta:
+    def renamed(self, names: Mapping[str, str]) -> OperatorDelta:
         """Return the delta with other names of columns."""
         return replace(self, columns={names[name]: values for name, values in self.columns.items()})
 
-    def sorted_parts(self, rows_max: int) -> Iterator[tuple[NDArray[np.uint16], Delta]]:
+    def sorted_parts(self, rows_max: int) -> Iterator[tuple[NDArray[np.uint16], OperatorDelta]]:
         """Yield key groups and rows in the order of a segment."""
         keys = self.keys
         for groups, rows in keys.order_in_parts(keys.key_groups(self.key_group_count), rows_max):
             yield groups, self.take(rows)
 
-    def empty(self) -> Delta:
+    def empty(self) -> OperatorDelta:
         """Return a delta without rows and ranges."""
         return self.take(np.empty(0, np.int64))
 
-    def take(self, rows: NDArray[np.int64]) -> Delta:
+    def take(self, rows: NDArray[np.int64]) -> OperatorDelta:
         """Return the delta of these rows only, without the ranges."""
         columns = {name: taken(array, rows) for name, array in self.columns.items()}
         keys, puts = self.keys.take(rows), self.puts[rows]
-        return Delta(self.epoch, self.follows, self.operator, self.key_group_count, keys, puts, columns)
+        return OperatorDelta(self.epoch, self.follows, self.operator, self.key_group_count, keys, puts, columns)

@@ -32,10 +32,10 @@ from numpy.typing import NDArray
 from holdfast.model import NO_EPOCH, Epoch
 from holdfast.state.compiled.sources import NO_SOURCES, Sources, from_row
 from holdfast.state.tables.expiry import Expiries, Through
-from holdfast.state.tables.frozen import Committing, Copies, Copying, Frozen, FrozenDelta
+from holdfast.state.tables.frozen import Committing, Copying, Frozen, FrozenDelta, RecordCopies
 from holdfast.state.tables.kernels.layout import DIRTY, Control, Flag
 from holdfast.state.tables.placing import distinct, parts
-from holdfast.state.tables.records import NO_PROGRAM, Program, Records, Side
+from holdfast.state.tables.records import NO_PROGRAM, Program, Side, TableRecords
 from holdfast.state.tables.slab import Memory, Rows, Slab
 from holdfast.state.tables.spec import TableSpec, Values
 
@@ -48,7 +48,7 @@ LISTED_COPIED = 1 << 16
 """Shorter lists of dirty slots are copied at a barrier, which keeps their memory for the next interval."""
 
 
-class EpochRecords(Records):
+class EpochRecords(TableRecords):
     """Records that are changed, frozen, committed and rolled back.
 
     Args:
@@ -153,38 +153,40 @@ class EpochRecords(Records):
         self.commit_all()
         assert self.committed_through >= committed_through, "a barrier commits an epoch that never froze here"
         assert epoch > max([self.committed_through, *(past for past, _ in self._intervals)]), "epochs must increase"
-        opened, past = self._take_opened(), [slots for _, slots in self._intervals]
+        touched_slots, past = self._take_opened(), [slots for _, slots in self._intervals]
         self._expiries.close(epoch)
-        erased, through = self._expiries.slots(), self._expiries.through()
+        erased_slots, through = self._expiries.slots(), self._expiries.through()
         control = self._control
         # Those that were also touched since the previous commit, and written after it, are in a range or a row.
-        control[Control.WITHOUT] = Flag.ERASED if erased.size else 0
+        control[Control.WITHOUT] = Flag.ERASED if erased_slots.size else 0
         # Without known flags, a key was created and deleted since the last commit: there is nothing to delete.
         control[Control.KNOWN] = 0 if past else KNOWN
-        if erased.size:
-            flags = self.flags_of(erased)
-            erased = distinct(erased[(flags & Flag.ERASED) != 0])
-            if not past and not (self.flags_of(erased) & Flag.COMMITTED).any():
+        if erased_slots.size:
+            flags = self.flags_of(erased_slots)
+            erased_slots = distinct(erased_slots[(flags & Flag.ERASED) != 0])
+            if not past and not (self.flags_of(erased_slots) & Flag.COMMITTED).any():
                 through = None  # created and expired since the last commit
-        self._intervals.append((epoch, opened))
+        self._intervals.append((epoch, touched_slots))
         for slots in past:  # the epochs of their copies did not complete: they are in this one too
             self._set(slots, 0, int(control[Control.DIRTY]))
         control[Control.DIRTY] ^= DIRTY
-        self._begin_copying(epoch, distinct(np.concatenate([opened, *past])) if past else opened, erased, through)
+        self._begin_copying(
+            epoch, distinct(np.concatenate([touched_slots, *past])) if past else touched_slots, erased_slots, through
+        )
 
     def _take_opened(self) -> Rows:
         """Return the slots touched since the last barrier, and begin a new list."""
         count = int(self._control[Control.OPENED])
         self._control[Control.OPENED] = 0
-        listed = self._opened.array[:count]
+        slots = self._opened.array[:count]
         if count < LISTED_COPIED:
-            return listed.copy()
+            return slots.copy()
         self._opened = Slab(np.int64, memory=self._memory)
-        return listed
+        return slots
 
     def _begin_copying(self, epoch: Epoch, listed: Rows, erased: Rows, through: Through | None) -> None:
         control, high = self._control, int(self._control[Control.HIGH])
-        copies = Copies(listed.size, self._width, self._key, self.spec.key, self._values, self._slots.gather)
+        copies = RecordCopies(listed.size, self._width, self._key, self.spec.key, self._values, self._slots.gather)
         control[Control.COPIES], control[Control.COPIED_SLOTS] = copies.words.ctypes.data, copies.slots.ctypes.data
         control[Control.COPIED] = 0
         delta = FrozenDelta(self.spec, epoch, self.committed_through, self._key_group_count, copies, through)

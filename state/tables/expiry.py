@@ -50,11 +50,11 @@ def covered(keys: Keys, through: Through) -> NDArray[np.bool_]:
     """Return whether each key is in the range of its key group."""
     ends = keys.leading()
     inside: NDArray[np.bool_] = ends <= through.max()
-    asked = np.flatnonzero(inside)
-    if asked.size:
+    candidates = np.flatnonzero(inside)
+    if candidates.size:
         # A bound of NOTHING covers nothing, not even a window that ends at this value.
-        bounds = through[keys.take(asked).key_groups(through.size)]
-        inside[asked] = (ends[asked] <= bounds) & (bounds != NOTHING)
+        bounds = through[keys.take(candidates).key_groups(through.size)]
+        inside[candidates] = (ends[candidates] <= bounds) & (bounds != NOTHING)
     return inside
 
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from holdfast.model import Epoch
 from holdfast.state.compiled.sources import Words
 from holdfast.state.keys.batch import Keys, KeyType
-from holdfast.state.tables.delta import Delta
+from holdfast.state.tables.delta import OperatorDelta
 from holdfast.state.tables.expiry import Through, groups_in
 from holdfast.state.tables.kernels.layout import Flag
 from holdfast.state.tables.slab import Rows
@@ -40,7 +40,7 @@ Rowwise = tuple[Keys, NDArray[np.bool_], Columns]
 """Keys, whether they existed, and columns, with one row each."""
 
 
-class Copies:
+class RecordCopies:
     """Copies of records, one after another.
 
     Args:
@@ -142,7 +142,7 @@ class FrozenDelta:
     epoch: Epoch
     follows: Epoch
     key_group_count: int
-    copies: Copies
+    copies: RecordCopies
     through: Through | None
 
     @property
@@ -158,7 +158,7 @@ class FrozenDelta:
     def __len__(self) -> int:
         return self.copies.count + groups_in(self.through).size
 
-    def sorted_parts(self, rows_max: int) -> Iterator[tuple[NDArray[np.uint16], Delta]]:
+    def sorted_parts(self, rows_max: int) -> Iterator[tuple[NDArray[np.uint16], OperatorDelta]]:
         """Yield the rows as Delta.sorted_parts does; fixed-width ones are gathered part by part."""
         if self.copies.in_arena:
             yield from self.whole().sorted_parts(rows_max)
@@ -170,19 +170,19 @@ class FrozenDelta:
             for ordered, order in self.copies.keys(rows).order_in_parts(numbers, rows_max):
                 yield ordered, self._delta(*self.copies.rows(rows[order]), None)
 
-    def empty(self) -> Delta:
+    def empty(self) -> OperatorDelta:
         """Return a delta without rows and ranges."""
         columns = {column.name: default_of(column, 0) for column in self.spec.columns}
         return self._delta(self.kind.empty(), np.empty(0, np.bool_), columns, None)
 
-    def whole(self) -> Delta:
+    def whole(self) -> OperatorDelta:
         """Return all rows, in any order, and the ranges."""
         return self._delta(*self.copies.whole(), self.through)
 
-    def _delta(self, keys: Keys, puts: NDArray[np.bool_], columns: Columns, through: Through | None) -> Delta:
+    def _delta(self, keys: Keys, puts: NDArray[np.bool_], columns: Columns, through: Through | None) -> OperatorDelta:
         by_id = {column.id: columns[column.name] for column in self.spec.columns}
         given = self.epoch, self.follows, self.operator, self.key_group_count
-        return Delta(*given, keys, puts, by_id, through)
+        return OperatorDelta(*given, keys, puts, by_id, through)
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,7 +198,7 @@ class Frozen:
         return self.delta.epoch
 
     @property
-    def copies(self) -> Copies:
+    def copies(self) -> RecordCopies:
         return self.delta.copies
 
 
@@ -235,7 +235,7 @@ class Copying(_Pass):
 class Committing(_Pass):
     """The copies of the last committed epoch, which become committed values."""
 
-    def __init__(self, copies: Copies) -> None:
+    def __init__(self, copies: RecordCopies) -> None:
         super().__init__(copies.count)
         self.copies = copies
 

@@ -24,8 +24,8 @@ from holdfast.state.compiled import seed
 from holdfast.state.compiled.sources import NO_SOURCES, Sources, Words, addresses_of
 from holdfast.state.keys import canonical as codec
 from holdfast.state.keys.batch import Keys
-from holdfast.state.tables.batches import SLACK, Batch, GivenKeys, hashed_words
-from holdfast.state.tables.kernels.layout import BLOCK_ROWS, PROGRAM_FIELDS, SCRATCH_GAP, Control, Flag, Given
+from holdfast.state.tables.batches import SLACK, GivenKeys, OrderedBatch, hashed_words
+from holdfast.state.tables.kernels.layout import BLOCK_ROWS, PROGRAM_FIELDS, SCRATCH_GAP, Control, Flag, KeyPart
 from holdfast.state.tables.placing import (
     Part,
     Reached,
@@ -39,7 +39,7 @@ from holdfast.state.tables.placing import (
     units_max,
     units_of,
 )
-from holdfast.state.tables.slab import PLAIN, RESERVED, UNIT_BYTES, UNLIMITED, Memory, Rows, Slab, Stored
+from holdfast.state.tables.slab import PLAIN, RESERVED, UNIT_BYTES, UNLIMITED, Memory, Rows, Slab, TableContents
 from holdfast.state.tables.spec import TableSpec
 from holdfast.state.tables.words import Arena, ValueWords
 
@@ -118,7 +118,7 @@ class IndexedRecords:
         self._bytes = Arena(self._slots.copy_bytes, self._memory) if self._values.varying else None
         self._bytes_checked_at = COMPACTED_FROM
 
-    def stored(self) -> Stored:
+    def stored(self) -> TableContents:
         """Return the parts of the records."""
         arrays = {
             "control": self._control,
@@ -132,9 +132,9 @@ class IndexedRecords:
         numbers = {"checked": self._bytes_checked_at}
         if self._bytes is not None:
             arrays["bytes"], numbers["used"] = self._bytes.array, self._bytes.used
-        return Stored(arrays, numbers)
+        return TableContents(arrays, numbers)
 
-    def _adopt(self, stored: Stored, rooms: Mapping[str, NDArray[Any]]) -> None:
+    def _adopt(self, stored: TableContents, rooms: Mapping[str, NDArray[Any]]) -> None:
         """Take records in place of these."""
         self._clear()
         arrays = stored.arrays
@@ -195,14 +195,14 @@ class IndexedRecords:
         kind = self.spec.key
         if kind.fixed:
             return kind.from_words(words)
-        hashed, starts, lengths = words
+        hashes, starts, lengths = words
         ends = np.cumsum(lengths)
         data = np.empty(int(ends[-1]) if ends.size else 0, np.uint8)
         to = ends - lengths
         for part in parts(self._memory, Reached(self._arena.address, starts, 1, write=False)):
             places = starts[part].copy(), lengths[part].copy(), to[part].copy()
             self._slots.copy_bytes(self._arena.array, *places, data)
-        return kind.from_canonical(codec.from_bytes(data, lengths), hashed.view(np.uint64))
+        return kind.from_canonical(codec.from_bytes(data, lengths), hashes.view(np.uint64))
 
     def _gather(self, slots: Rows, first: int, count: int) -> Words:
         """Return words first, first + 1, ... of slots, shape (count, slots)."""
@@ -230,14 +230,14 @@ class IndexedRecords:
     def find(self, keys: Keys) -> Rows:
         """Return the slot of every key, -1 if it is absent."""
         if not self.limited:
-            given, slots = GivenKeys(keys), np.empty(len(keys), np.int64)
-            self._rows.find_rows(self._places(), given.places, slots, 0, self._scratch)
+            given_keys, slots = GivenKeys(keys), np.empty(len(keys), np.int64)
+            self._rows.find_rows(self._places(), given_keys.places, slots, 0, self._scratch)
             return slots
         batch = self._ordered(keys)
-        given, slots = GivenKeys(batch.keys), batch.slots
+        given_keys, slots = GivenKeys(batch.keys), batch.slots
         for part in batch.parts:
             self._reach_rows(batch, part, write=False)
-            self._rows.find_rows(self._places(), given.from_row(part.start), slots[part], 1, self._scratch)
+            self._rows.find_rows(self._places(), given_keys.from_row(part.start), slots[part], 1, self._scratch)
             self._memory.settle()
         return arrived(slots, batch.order)
 
@@ -246,29 +246,31 @@ class IndexedRecords:
     ) -> tuple[Rows, Rows]:
         """Find or insert keys, and fold rows; return the slots, and those of the new records if `born`."""
         rows, new = len(keys), list[Rows]()
-        given, created = GivenKeys(keys), np.empty(rows if born else 0, np.int64)
+        given_keys, new_slots = GivenKeys(keys), np.empty(rows if born else 0, np.int64)
         if not keys.type.fixed:
-            self._hold_arena(given.byte_count)
+            self._hold_arena(given_keys.byte_count)
         if mark:
             self._opened.hold(int(self._control[Control.OPENED]) + rows, int(self._control[Control.OPENED]))
-        batch = self._ordered(keys) if self.limited else Batch(keys, np.empty(rows, np.int64), [slice(0, rows)])
+        batch = self._ordered(keys) if self.limited else OrderedBatch(keys, np.empty(rows, np.int64), [slice(0, rows)])
         inputs, _kept = self._reordered(inputs, batch.order)
         slots, likely = batch.slots, int(batch.tags is not None)
-        given = given if batch.keys is keys else GivenKeys(batch.keys)
+        given_keys = given_keys if batch.keys is keys else GivenKeys(batch.keys)
         for part in self._taken_of(batch):
             self._reach_rows(batch, part, write=True)
-            done = part.start
+            next_row = part.start
             while True:
-                taken = slots[: part.stop], done, likely, int(mark), created
-                done = self._rows.take_rows(self._places(), given.places, *taken, program, inputs, self._scratch)
-                new.append(created[: self._control[Control.BORN]].copy())
-                if done == part.stop:
+                taken = slots[: part.stop], next_row, likely, int(mark), new_slots
+                next_row = self._rows.take_rows(
+                    self._places(), given_keys.places, *taken, program, inputs, self._scratch
+                )
+                new.append(new_slots[: self._control[Control.BORN]].copy())
+                if next_row == part.stop:
                     break
                 self._make_room()
             self._memory.settle()
         return arrived(slots, batch.order), np.concatenate(new) if new else _NO_ROWS
 
-    def _taken_of(self, batch: Batch) -> Iterator[slice]:
+    def _taken_of(self, batch: OrderedBatch) -> Iterator[slice]:
         """Yield the parts of a batch; those of new keys may become smaller, as slots are used again."""
         if batch.tags is None:
             yield from batch.parts
@@ -294,7 +296,7 @@ class IndexedRecords:
         reach(self._memory, reached._replace(offsets=reached.offsets[:rows]))
         return rows
 
-    def _ordered(self, keys: Keys) -> Batch:
+    def _ordered(self, keys: Keys) -> OrderedBatch:
         """Order the rows of a batch: the keys that the index may hold by their records, the others by their entries."""
         tags, likely = self._tags_of(hashed_words(keys)), np.empty(len(keys), np.int64)
         order = order_of(tags >> _TAG_PLACE_BITS)
@@ -309,18 +311,20 @@ class IndexedRecords:
             order = by_record if order is None else order[by_record]
             likely, tags, units = likely[by_record], tags[by_record], units[by_record]
             keys_at = None if keys_at is None else keys_at[by_record]
-        known = int(np.count_nonzero(likely >= 0))
-        taken = list(cut(self._memory, units[:known]))
+        known_count = int(np.count_nonzero(likely >= 0))
+        row_parts = list(cut(self._memory, units[:known_count]))
         created_max = max(PART_ROWS_MIN, self._memory.bytes_max // _SLOT_REACH)
-        for part in cut(self._memory, units_of(self._entries_of(tags[known:])), created_max):
-            taken.append(slice(known + part.start, known + part.stop))
-        return Batch(keys if order is None else keys.take(order), likely, taken, order, tags, known, keys_at)
+        for part in cut(self._memory, units_of(self._entries_of(tags[known_count:])), created_max):
+            row_parts.append(slice(known_count + part.start, known_count + part.stop))
+        return OrderedBatch(
+            keys if order is None else keys.take(order), likely, row_parts, order, tags, known_count, keys_at
+        )
 
     def _tags_of(self, words: Sequence[Words] | Words) -> Words:
         """Return the tags of keys, of which these are the words."""
         tags, kept = np.empty(len(words[0]), np.int64), [np.ascontiguousarray(each) for each in words]
-        given = np.zeros(Given.FIRST + len(kept), np.int64)
-        given[Given.COLUMNS], given[Given.FIRST :] = len(kept), addresses_of(kept)
+        given = np.zeros(KeyPart.FIRST + len(kept), np.int64)
+        given[KeyPart.COLUMNS], given[KeyPart.FIRST :] = len(kept), addresses_of(kept)
         self._reordering.tag_rows(self._places(), given, tags, self._scratch)
         return tags
 
@@ -341,7 +345,7 @@ class IndexedRecords:
         places[likely < 0] = int(places.max(initial=0)) + 1
         return units, keys_at, order_of(places)
 
-    def _reach_rows(self, batch: Batch, part: slice, *, write: bool) -> None:
+    def _reach_rows(self, batch: OrderedBatch, part: slice, *, write: bool) -> None:
         """Make the memory resident that the rows of a part are likely to reach."""
         if batch.tags is None:
             return
@@ -427,17 +431,17 @@ class IndexedRecords:
 
     def _hold_arena(self, more: int) -> None:
         """Make room for bytes of keys; copy the arena when most of it belongs to dropped keys."""
-        used, void = int(self._control[Control.ARENA]), int(self._control[Control.VOID])
-        if 2 * void > max(used, COMPACTED_FROM):
+        used_bytes, void = int(self._control[Control.ARENA]), int(self._control[Control.VOID])
+        if 2 * void > max(used_bytes, COMPACTED_FROM):
             self._keys_move()
             fresh, left = Slab(np.uint8, memory=self._memory), 0
-            fresh.hold(used - void + SLACK, 0)
+            fresh.hold(used_bytes - void + SLACK, 0)
             for first, end in self._sweep():
                 given = self._records.array, self._control, first, end, self._arena.array
                 left = self._slots.compact_arena(*given, fresh.array, left)
-            self._arena, used = fresh, left
+            self._arena, used_bytes = fresh, left
             self._control[Control.ARENA], self._control[Control.VOID] = left, 0
-        self._arena.hold(used + more + SLACK, used)
+        self._arena.hold(used_bytes + more + SLACK, used_bytes)
 
     def _keys_move(self) -> None:
         """Take the keys that belong to no record out of the arena, before records name another arena."""

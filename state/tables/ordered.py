@@ -25,7 +25,7 @@ from holdfast.state.keys.batch import Keys
 from holdfast.state.tables.expiry import can_expire
 from holdfast.state.tables.kernels.tree_layout import LEAF_ENTRIES, NODE_HEADER, NONE, Tree
 from holdfast.state.tables.placing import distinct
-from holdfast.state.tables.records import Records
+from holdfast.state.tables.records import TableRecords
 from holdfast.state.tables.slab import RESERVED, Rows, Slab
 from holdfast.state.tables.sortwords import Bound, SortWords
 
@@ -45,7 +45,7 @@ _NO_LIMIT = (1 << 63) - 1
 _NO_ROWS: Rows = np.empty(0, np.int64)
 
 
-class Found(NamedTuple):
+class RangeSlots(NamedTuple):
     """The slots of several ranges, one range after another."""
 
     counts: Rows
@@ -62,7 +62,7 @@ class OrderedIndex:
         places: Returns where the parts of the table are, in the order of kernels.layout.Place.
     """
 
-    def __init__(self, table: Records, by: str, places: Callable[[], Words]) -> None:
+    def __init__(self, table: TableRecords, by: str, places: Callable[[], Words]) -> None:
         from holdfast.state.tables.kernels import tree  # imports the compiler, which few commands need
 
         types = {column.name: column.dtype for column in table.spec.columns}
@@ -158,15 +158,15 @@ class OrderedIndex:
             return
         if self._by:
             self._times[slots] = self._times_of(slots)
-        bound = self._whole(slots)
+        bounds = self._whole(slots)
         if slots.size >= SORTED_FROM:
-            order = np.lexsort(bound.words.T[::-1])
-            slots, bound = slots[order], bound.take(order)
-        control, nodes, places, done = self._control, self._nodes, self._places(), 0
+            order = np.lexsort(bounds.words.T[::-1])
+            slots, bounds = slots[order], bounds.take(order)
+        control, nodes, places, insert_count = self._control, self._nodes, self._places(), 0
         while True:
-            done = self._kernels.insert_rows(places, nodes.array, control, bound.places, slots, done)
-            self._held[slots[:done]] = True
-            if done == slots.size:
+            insert_count = self._kernels.insert_rows(places, nodes.array, control, bounds.places, slots, insert_count)
+            self._held[slots[:insert_count]] = True
+            if insert_count == slots.size:
                 return
             room = 2 * int(control[Tree.ROOM])
             nodes.hold(room * int(control[Tree.NODE]), int(control[Tree.HIGH] * control[Tree.NODE]))
@@ -195,7 +195,7 @@ class OrderedIndex:
         skip: Rows | int = 0,
         limit: Rows | int | None = None,
         descending: bool = False,
-    ) -> Found:
+    ) -> RangeSlots:
         """Return the rows of user keys whose suffix is in [first, end).
 
         Args:
@@ -219,7 +219,9 @@ class OrderedIndex:
         lower = Bound(np.empty((1, 0), np.int64) if first is None else np.array([[first]]), None, False)
         return self._found(lower, Bound(np.array([[last]]), None, True), 0, limit, False).slots
 
-    def _found(self, lower: Bound, upper: Bound, skip: Rows | int, limit: Rows | int | None, descending: bool) -> Found:
+    def _found(
+        self, lower: Bound, upper: Bound, skip: Rows | int, limit: Rows | int | None, descending: bool
+    ) -> RangeSlots:
         rows = len(lower)
         counts = np.zeros(rows, np.int64)
         skips = np.array(np.broadcast_to(np.asarray(skip, np.int64), rows))
@@ -231,7 +233,7 @@ class OrderedIndex:
         slots = np.empty(most, np.int64)
         if most:
             slots = slots[: self._kernels.find_ranges(*memory, int(descending), counts, slots)]
-        return Found(counts, slots)
+        return RangeSlots(counts, slots)
 
     def counts(self, users: Keys, first: Sequence[pa.Array] = (), end: Sequence[pa.Array] = ()) -> Rows:
         """Return how many rows of user keys have a suffix in [first, end)."""

@@ -40,7 +40,7 @@ from holdfast.state.tables.slab import Rows
 from holdfast.state.tables.spec import VALUE_BYTES_MAX, Columns, ColumnSpec, Values
 from holdfast.state.tables.words import Arena, narrowed, words_of
 
-__all__ = ["NO_PROGRAM", "PART_ROWS_MIN", "Program", "Records", "Side", "Step"]
+__all__ = ["NO_PROGRAM", "PART_ROWS_MIN", "Program", "Side", "Step", "TableRecords"]
 
 Step = tuple[Do, str, int]
 """An operation, the column of state that it changes, and the number of its input."""
@@ -56,7 +56,7 @@ class Merging(NamedTuple):
     """Plain columns, in the order of the matrix that the program fills."""
 
 
-class Records(IndexedRecords):
+class TableRecords(IndexedRecords):
     """The keys of one operator and their values."""
 
     @property
@@ -110,12 +110,12 @@ class Records(IndexedRecords):
             One value per group, the default for one without slots; None if a sum of integers left 64 bits on the way.
         """
         defaults = words_of((np.array([column.default], column.dtype) for column in merging.columns), 1)
-        found, beyond = np.repeat(np.ascontiguousarray(defaults.T), count, axis=0), 0
+        merged_rows, beyond = np.repeat(np.ascontiguousarray(defaults.T), count, axis=0), 0
         slots, groups = listed(slots), listed(groups)
         for part in parts(self._memory, slots_in(self._records, self._width, slots, write=False)):
             given = self._records.array, self._control, slots[part], groups[part]
-            beyond |= self._merging.merge_rows(*given, merging.program, found, self._scratch)
-        words = np.ascontiguousarray(found.T)
+            beyond |= self._merging.merge_rows(*given, merging.program, merged_rows, self._scratch)
+        words = np.ascontiguousarray(merged_rows.T)
         columns = zip(merging.columns, words, strict=True)
         return None if beyond else {column.name: narrowed(row, np.dtype(column.dtype)) for column, row in columns}
 
@@ -166,15 +166,15 @@ class Records(IndexedRecords):
         self.check_sizes(slots, columns)
         self._hold_bytes(_varying_bytes(columns))
         words = np.zeros((self._values.count, slots.size), np.int64)
-        bits, written = dict[int, int](), np.zeros(self._values.count + 2, np.int8)
+        bits, word_mask = dict[int, int](), np.zeros(self._values.count + 2, np.int8)
         for name, values in columns.items():
             column, at = self.spec.column(name), self._values.at[name]
             self._values.pack_column(column, values, words, self._bytes)
-            written[at + 1 : at + (3 if column.varying else 2)] = 1
+            word_mask[at + 1 : at + (3 if column.varying else 2)] = 1
             if column.nullable:
                 word, bit = self._values.null_bit[name]
                 bits[word] = bits.get(word, 0) | 1 << bit
-        edges = np.diff(written)
+        edges = np.diff(word_mask)
         for first, end in zip(np.flatnonzero(edges == 1), np.flatnonzero(edges == -1), strict=True):
             self._scatter(slots, int(first), words[first:end])  # neighbours in one pass over the records
         for word, mask in bits.items():
@@ -270,21 +270,21 @@ class Records(IndexedRecords):
         """
         live, moves, high = 0, list[tuple[Side, Words]](), int(self._control[Control.HIGH])
         for at in self._values.varying:
-            known = list[tuple[Words, Words]]()
+            earlier_sides = list[tuple[Words, Words]]()
             for side in self._sides(at):
                 starts, lengths = side.starts[side.rows], side.lengths[side.rows]
-                moved, own = np.zeros_like(starts), starts != 0
-                for old, new in known:
+                new_starts, own = np.zeros_like(starts), starts != 0
+                for old, new in earlier_sides:
                     shared = own & (old[side.slots] == starts)
-                    moved[shared] = new[side.slots[shared]]
+                    new_starts[shared] = new[side.slots[shared]]
                     own &= ~shared
                 live += int(lengths[own].sum())
                 if fresh is not None:
-                    moved[own] = fresh.take_from(arena, starts[own], lengths[own])
+                    new_starts[own] = fresh.take_from(arena, starts[own], lengths[own])
                 old_of, new_of = np.zeros(high, np.int64), np.zeros(high, np.int64)
-                old_of[side.slots], new_of[side.slots] = starts, moved
-                known.append((old_of, new_of))
-                moves.append((side, moved))
+                old_of[side.slots], new_of[side.slots] = starts, new_starts
+                earlier_sides.append((old_of, new_of))
+                moves.append((side, new_starts))
         return live, moves
 
     def _sides(self, at: int) -> Iterator[Side]:
@@ -292,11 +292,11 @@ class Records(IndexedRecords):
         self._hold_committed()
         high, values = int(self._control[Control.HIGH]), self._values.count
         records = self._records.array[: high * self._width].reshape(high, self._width)
-        committed = self._committed_values.array[: high * values].reshape(high, values)
+        committed_values = self._committed_values.array[: high * values].reshape(high, values)
         states, first = records[:, self._key], self._key + 1 + at
         used, known = np.flatnonzero(states), np.flatnonzero(states & int(Flag.COMMITTED))
         yield Side(records[:, first], records[:, first + 1], used, used)
-        yield Side(committed[:, at], committed[:, at + 1], known, known)
+        yield Side(committed_values[:, at], committed_values[:, at + 1], known, known)
 
     def _set(self, slots: Rows, clear: int, add: int = 0) -> None:
         slots = listed(slots)
@@ -312,11 +312,11 @@ class Records(IndexedRecords):
 
     def _scan(self, wanted: int, without: int = 0) -> Rows:
         """Return the used slots with one of the flags `wanted` (0: any slot) and none of `without`."""
-        found, count = np.empty(int(self._control[Control.HIGH]), np.int64), 0
+        slots, count = np.empty(int(self._control[Control.HIGH]), np.int64), 0
         for first, end in self._sweep():
             given = self._records.array, self._control, first, end, int(wanted), int(without)
-            count += self._slots.scan(*given, found[count:])
-        return found[:count].copy() if 2 * count < found.size else found[:count]
+            count += self._slots.scan(*given, slots[count:])
+        return slots[:count].copy() if 2 * count < slots.size else slots[:count]
 
     def _columns(self, words: Words) -> Columns:
         """Return the columns of values, shape (words of values, n)."""

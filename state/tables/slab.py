@@ -100,7 +100,7 @@ class PlainMemory:
 PLAIN = PlainMemory()
 
 
-class Stored(NamedTuple):
+class TableContents(NamedTuple):
     """The contents of a table: its arrays in use, by name, and other numbers."""
 
     arrays: dict[str, NDArray[Any]]
@@ -141,17 +141,17 @@ class Slab:
         if size <= self._room.size:
             self.array = self._memory.use(self._room, size)
             return
-        wanted = max(size, 2 * self.array.size)
+        new_size = max(size, 2 * self.array.size)
         try:
-            room = self._memory.room(self.array.dtype, max(wanted, self._reserved))
+            room = self._memory.room(self.array.dtype, max(new_size, self._reserved))
         except MemoryError:
-            room = self._memory.room(self.array.dtype, wanted)
-        kept, grown = self.array.size if used is None else used, self._memory.use(room, size)
+            room = self._memory.room(self.array.dtype, new_size)
+        kept, new_array = self.array.size if used is None else used, self._memory.use(room, size)
         step = max(1, self._memory.bytes_max // (2 * self.array.itemsize))
         for first in range(0, kept, step):
-            grown[first : min(kept, first + step)] = self.array[first : min(kept, first + step)]
+            new_array[first : min(kept, first + step)] = self.array[first : min(kept, first + step)]
             self._memory.settle()
-        self._room, self.array, self.address = room, grown, grown.ctypes.data
+        self._room, self.array, self.address = room, new_array, new_array.ctypes.data
 
     def shrink(self, size: int) -> None:
         """Give back the room after the first `size` elements, where the memory takes it."""

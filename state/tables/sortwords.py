@@ -25,7 +25,7 @@ from holdfast.state.compiled.sources import Words
 from holdfast.state.keys import canonical as codec
 from holdfast.state.keys.batch import Keys, KeyType
 from holdfast.state.tables.kernels.tree_layout import Bounds
-from holdfast.state.tables.records import Records
+from holdfast.state.tables.records import TableRecords
 from holdfast.state.tables.slab import Rows
 from holdfast.state.tables.spec import TableSpec
 
@@ -72,18 +72,18 @@ class SortWords:
         self.kind, self._timed = kind, timed
         self.numbered = bool(kind.suffix and not kind.unrouted and not timed and not kind.routed.fixed)
         """Whether the first word is the number of the user key."""
-        compared = range(kind.routed_part.stop if self.numbered else 0, len(kind.types))
-        texts = [at for at in compared if codec.is_textual(kind.types[at])]
+        columns = range(kind.routed_part.stop if self.numbered else 0, len(kind.types))
+        texts = [at for at in columns if codec.is_textual(kind.types[at])]
         self._end = texts[0] + 1 if texts else len(kind.types)
         self.text = bool(texts)
         """Whether canonical bytes decide between equal words."""
-        self.count = (timed or self.numbered) + sum(1 + kind.nullable[at] for at in compared if at < self._end)
+        self.count = (timed or self.numbered) + sum(1 + kind.nullable[at] for at in columns if at < self._end)
         """Words of a key."""
         self.clear()
 
     def clear(self) -> None:
         """Forget the numbers of all user keys."""
-        self._users = Records(TableSpec(0, "user keys", self.kind.routed, ())) if self.numbered else None
+        self._users = TableRecords(TableSpec(0, "user keys", self.kind.routed, ())) if self.numbered else None
 
     @property
     def users(self) -> int:

@@ -65,12 +65,12 @@ class ColumnSpec:
             object.__setattr__(self, "id", self.name)
         if isinstance(self.dtype, pa.DataType):
             object.__setattr__(self, "dtype", _VARYING.get(self.dtype, self.dtype))
-            known = self.dtype in _VARYING
+            is_storable = self.dtype in _VARYING
         else:
             # NumPy's own object for the type: with an equal one, np.add.at is 30 times slower.
             object.__setattr__(self, "dtype", np.dtype(np.dtype(self.dtype).type))
-            known = self.dtype.kind in "biuf"
-        if not known or self.name in RESERVED_NAMES:
+            is_storable = self.dtype.kind in "biuf"
+        if not is_storable or self.name in RESERVED_NAMES:
             raise ConfigError(
                 f"state column {self.name!r} of type {self.dtype} cannot be stored",
                 not_done="no state was opened",

@@ -34,17 +34,17 @@ from numpy.typing import NDArray
 from holdfast.model import LAST_US, NEVER_US, NO_EPOCH, Epoch
 from holdfast.state.compiled.sources import Sources, Words
 from holdfast.state.keys.batch import Keys
-from holdfast.state.tables.delta import Delta
+from holdfast.state.tables.delta import OperatorDelta
 from holdfast.state.tables.epochs import KNOWN, EpochRecords
 from holdfast.state.tables.expiry import Through, covered
 from holdfast.state.tables.kernels.layout import DIRTY, Control, Flag
 from holdfast.state.tables.ordered import BY_KEY, OrderedIndex
 from holdfast.state.tables.records import PART_ROWS_MIN, Program
-from holdfast.state.tables.slab import PLAIN, UNLIMITED, Memory, Rows, Stored
+from holdfast.state.tables.slab import PLAIN, UNLIMITED, Memory, Rows, TableContents
 from holdfast.state.tables.spec import Columns, ColumnSpec, TableSpec
 from holdfast.state.tables.values import scalar
 
-__all__ = ["ColumnSpec", "Columns", "Table", "TableSpec"]
+__all__ = ["ColumnSpec", "Columns", "StateTable", "TableSpec"]
 
 VACANT_SLOTS_MIN = 16_384
 """Fewer slots without a row are not worth dropping."""
@@ -55,7 +55,7 @@ _HELD = DIRTY | Flag.PINNED
 """Flags of records that are not dropped."""
 
 
-class Table(EpochRecords):
+class StateTable(EpochRecords):
     """Keyed state of one operator in one worker.
 
     Args:
@@ -80,7 +80,7 @@ class Table(EpochRecords):
         self._begin(committed_through)
         self.loads += 1
 
-    def stored(self) -> Stored:
+    def stored(self) -> TableContents:
         """Return the parts of the table, as of a committed epoch."""
         assert not (self._control[Control.OPENED] or self._intervals or self._frozen), "not as of an epoch"
         self.commit_all()
@@ -88,7 +88,7 @@ class Table(EpochRecords):
         found = super().stored()
         return found._replace(numbers={**found.numbers, "vacant": self.vacant})
 
-    def adopt(self, stored: Stored, rooms: Mapping[str, NDArray[Any]], committed_through: Epoch) -> None:
+    def adopt(self, stored: TableContents, rooms: Mapping[str, NDArray[Any]], committed_through: Epoch) -> None:
         """Adopt the parts of another table of this declaration, which are complete and as of this epoch.
 
         Args:
@@ -178,14 +178,14 @@ class Table(EpochRecords):
         Returns:
             Slots; their times; the earliest and the latest time after `over`, None if there is none.
         """
-        wanted = np.array([self._key + 1 + self._values.at[name], over, *between], np.int64)
-        skipped = np.array(known, np.int64)
+        time_bounds = np.array([self._key + 1 + self._values.at[name], over, *between], np.int64)
+        excluded_times = np.array(known, np.int64)
         for low, high in self._sweep():
-            found, times = np.empty(high - low, np.int64), np.empty(high - low, np.int64)
+            slots, times = np.empty(high - low, np.int64), np.empty(high - low, np.int64)
             left = np.array([LAST_US, NEVER_US], np.int64)
-            given = self._records.array, self._control, low, high, wanted, skipped
-            count = self._slots.scan_times(*given, found, times, left)
-            yield found[:count], times[:count], (int(left[0]), int(left[1])) if left[0] <= left[1] else None
+            given = self._records.array, self._control, low, high, time_bounds, excluded_times
+            count = self._slots.scan_times(*given, slots, times, left)
+            yield slots[:count], times[:count], (int(left[0]), int(left[1])) if left[0] <= left[1] else None
 
     def ordered(self, by: str = BY_KEY) -> OrderedIndex:
         """Return one of the table's orders, of all keys that exist."""
@@ -216,7 +216,7 @@ class Table(EpochRecords):
 
     # Restoring
 
-    def absorb(self, delta: Delta) -> None:
+    def absorb(self, delta: OperatorDelta) -> None:
         """Write a committed delta of the changelog into both working and committed values."""
         assert not (self._control[Control.OPENED] or self._intervals), (
             "a changelog is absorbed into a table ahead of it"
@@ -229,12 +229,12 @@ class Table(EpochRecords):
             self._reset(erased, KNOWN)
             self._note(erased)
         slots, _ = self._take(delta.keys, mark=False)
-        gone = np.flatnonzero(~delta.puts)
+        deleted_rows = np.flatnonzero(~delta.puts)
         # Values come before flags: a compaction of the arena follows the committed words of records with the flag.
-        self._write(slots, delta.columns, absent=gone)
+        self._write(slots, delta.columns, absent=deleted_rows)
         self._set(slots, 0, KNOWN)
-        self._set(slots[gone], KNOWN)
-        self.vacant += gone.size
+        self._set(slots[deleted_rows], KNOWN)
+        self.vacant += deleted_rows.size
         self._note(slots)
 
     @property

@@ -137,17 +137,17 @@ class ValueWords:
         if column.plain:
             words[at] = words_of([np.asarray(values, column.dtype)], len(values))[0]
             return
-        given = _of_type(column, values)
+        array = _of_type(column, values)
         if column.varying:
-            assert column.nullable or not given.null_count, f"a null in the state column {column.name!r}"
+            assert column.nullable or not array.null_count, f"a null in the state column {column.name!r}"
             if arena is not None:  # without one, only empty values are packed
-                words[at], words[at + 1] = arena.append(given)
+                words[at], words[at + 1] = arena.append(array)
         else:
-            whole = given.fill_null(False if pa.types.is_boolean(given.type) else 0) if given.null_count else given
-            words[at] = words_of([whole.to_numpy(zero_copy_only=False)], len(given))[0]
-        if column.nullable and given.null_count:
+            whole = array.fill_null(False if pa.types.is_boolean(array.type) else 0) if array.null_count else array
+            words[at] = words_of([whole.to_numpy(zero_copy_only=False)], len(array))[0]
+        if column.nullable and array.null_count:
             word, bit = self.null_bit[column.name]
-            words[word] |= given.is_null().to_numpy(zero_copy_only=False).astype(np.int64) << bit
+            words[word] |= array.is_null().to_numpy(zero_copy_only=False).astype(np.int64) << bit
 
     def unpack(self, words: Words, arena: Arena | None) -> Columns:
         """Return the columns of words, shape (count, n); values of variable width are copied."""

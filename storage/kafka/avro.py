@@ -173,13 +173,13 @@ class _Parser:
             raise BadSchema(f"it defines the type {full!r} twice")
         self._named[full] = None
         if kind == "enum":
-            made = Type("enum", name=full, symbols=_symbols(full, given.get("symbols")))
+            named_type = Type("enum", name=full, symbols=_symbols(full, given.get("symbols")))
         elif kind == "fixed":
-            made = _logical(Type("fixed", name=full, size=_size(full, given.get("size"))), given)
+            named_type = _logical(Type("fixed", name=full, size=_size(full, given.get("size"))), given)
         else:
-            made = Type("record", name=full, fields=self._fields(full, given.get("fields"), space, depth))
-        self._named[full] = made
-        return made
+            named_type = Type("record", name=full, fields=self._fields(full, given.get("fields"), space, depth))
+        self._named[full] = named_type
+        return named_type
 
     def _fields(self, of: str, given: Any, space: str, depth: int) -> tuple[tuple[str, Type], ...]:
         if not isinstance(given, list) or not all(isinstance(each, dict) and "type" in each for each in given):

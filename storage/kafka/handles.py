@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from holdfast.storage.kafka.library import ERROR_BYTES, Library, Metadata
+from holdfast.storage.kafka.library import ERROR_BYTES, Librdkafka, Metadata
 from holdfast.storage.kafka.place import KafkaPlace
 
 log = logging.getLogger("holdfast.kafka")
@@ -36,12 +36,12 @@ def wrong(code: int, text: str, **more: bool) -> Exception:
     return raised
 
 
-def named(library: Library, code: int) -> str:
+def named(library: Librdkafka, code: int) -> str:
     """Return what the library says of an error."""
     return (library.err2str(code) or b"").decode(errors="replace")
 
 
-def opened(library: Library, kind: int, settings: Mapping[str, Any], events: int) -> int:
+def opened(library: Librdkafka, kind: int, settings: Mapping[str, Any], events: int) -> int:
     """Return the handle of a new client.
 
     Args:
@@ -68,25 +68,25 @@ def opened(library: Library, kind: int, settings: Mapping[str, Any], events: int
     return int(handle)
 
 
-def partition_count(library: Library, handle: int, topic: str, timeout_s: float) -> int:
+def partition_count(library: Librdkafka, handle: int, topic: str, timeout_s: float) -> int:
     """Return how many partitions a topic has, which the client then knows. Raises KafkaException."""
-    found, of = ctypes.POINTER(Metadata)(), library.topic_new(handle, topic.encode(), None)
+    metadata, of = ctypes.POINTER(Metadata)(), library.topic_new(handle, topic.encode(), None)
     try:
-        code = library.metadata(handle, 0, of, ctypes.byref(found), int(timeout_s * 1_000))
+        code = library.metadata(handle, 0, of, ctypes.byref(metadata), int(timeout_s * 1_000))
     finally:
         library.topic_destroy(of)
     if code:
         raise wrong(code, named(library, code))
     try:
-        [described] = found.contents.topics[: found.contents.topic_cnt]
+        [described] = metadata.contents.topics[: metadata.contents.topic_cnt]
         if described.err:
             raise wrong(described.err, named(library, described.err))
         return int(described.partition_cnt)
     finally:
-        library.metadata_destroy(found)
+        library.metadata_destroy(metadata)
 
 
-def raise_for(library: Library, error: int | None) -> None:
+def raise_for(library: Librdkafka, error: int | None) -> None:
     """Raise `rd_kafka_error_t` as KafkaException; None is no error."""
     if error:
         code, text = library.error_code(error), library.error_string(error).decode(errors="replace")
@@ -99,7 +99,7 @@ def raise_for(library: Library, error: int | None) -> None:
         raise wrong(code, text, **kinds)
 
 
-def take_in(library: Library, handle: int, event: int, reported: Callable[[Any], None]) -> None:
+def take_in(library: Librdkafka, handle: int, event: int, reported: Callable[[Any], None]) -> None:
     """Pass on an error that concerns the whole client, and log a line of the library; other events say nothing.
 
     Args:
@@ -115,7 +115,7 @@ def take_in(library: Library, handle: int, event: int, reported: Callable[[Any],
         log.log(severity, "%s: %s", _text(facility), _text(text))
 
 
-def _error_of(library: Library, handle: int, event: int) -> Any:
+def _error_of(library: Librdkafka, handle: int, event: int) -> Any:
     from confluent_kafka import KafkaError
 
     code = library.event_error(event)

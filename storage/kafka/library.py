@@ -133,7 +133,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
 }
 
 
-class Library:
+class Librdkafka:
     """The functions by their names without `rd_kafka_`.
 
     Args:
@@ -159,7 +159,7 @@ class Library:
 
 
 @cache
-def found() -> Library | None:
+def found() -> Librdkafka | None:
     """Return the library of this process; None if it is not as expected.
 
     Raises:
@@ -170,7 +170,7 @@ def found() -> Library | None:
     if ctypes.sizeof(c_void_p) != 8 or sys.byteorder != "little":
         return None
     try:
-        library = Library(ctypes.CDLL(cimpl.__file__))
+        library = Librdkafka(ctypes.CDLL(cimpl.__file__))
     except (OSError, AttributeError):  # another build of it, which hides the library's symbols
         return None
     return library if library.version() >> 24 == MAJOR else None

@@ -62,7 +62,7 @@ class Topic:
 
 
 @dataclass(frozen=True)
-class Limits:
+class TopicRetention:
     """The retention of a topic.
 
     Args:
@@ -120,13 +120,13 @@ class Questions:
     def existing(self, not_done: str = "nothing was read") -> Topic:
         """Return the topic. Raises ConfigError if no broker has known it for `MISSING_FOR_S`; see `topic`."""
         until = time.monotonic() + MISSING_FOR_S
-        while (found := self.topic(not_done)) is None:
+        while (topic := self.topic(not_done)) is None:
             if self._interrupted():
                 raise unavailable(self._place, "the wait was interrupted", not_done)
             if time.monotonic() >= until:
                 raise no_topic(self._place, not_done)
             time.sleep(LOOK_EVERY_S)
-        return found
+        return topic
 
     def names(self, not_done: str = "nothing was read") -> tuple[str, list[str]]:
         """Return the id of the cluster, and the names of all topics that the user may see. Not interrupted.
@@ -138,11 +138,11 @@ class Questions:
 
         client, within = self._opened(not_done), self._within_s()
         try:
-            found = client.list_topics(timeout=within)
+            metadata = client.list_topics(timeout=within)
         except KafkaException as error:
             raise self._meaning(self._cause(error.args[0]), not_done) from None
         self._answered, self._away_until, self._reported.error = True, 0.0, None
-        return found.cluster_id, sorted(name for name, each in found.topics.items() if each.error is None)
+        return metadata.cluster_id, sorted(name for name, each in metadata.topics.items() if each.error is None)
 
     def missing(self, topics: Collection[str], until: float, not_done: str = "nothing was read") -> set[str]:
         """Wait for topics; return which of them no broker knows.
@@ -182,12 +182,12 @@ class Questions:
         else:
             spec = OffsetSpec.earliest() if which == "first" else OffsetSpec.latest()
         client, within = self._opened(not_done), self._within_s()
-        wanted = {TopicPartition(self._place.topic, each): spec for each in partitions}
+        specs = {TopicPartition(self._place.topic, each): spec for each in partitions}
         isolation = IsolationLevel.READ_UNCOMMITTED if which == "written" else IsolationLevel.READ_COMMITTED
         until = time.monotonic() + within
         while True:
             left = max(until - time.monotonic(), LOOK_EVERY_S)
-            asked = client.list_offsets(wanted, isolation_level=isolation, request_timeout=left)
+            asked = client.list_offsets(specs, isolation_level=isolation, request_timeout=left)
             try:
                 found = {place.partition: self._answer(each, left, not_done) for place, each in asked.items()}
                 if None in found.values():
@@ -224,7 +224,7 @@ class Questions:
         found = self._settings_of("it is unknown whether the topic is compacted")
         return found is None or "compact" in found["cleanup.policy"].value
 
-    def limits(self) -> Limits:
+    def limits(self) -> TopicRetention:
         """Return how long, and how much of a partition, the topic keeps.
 
         Raises:
@@ -232,9 +232,9 @@ class Questions:
         """
         found = self._settings_of("it is not known how long the topic keeps records")
         if found is None or "delete" not in found["cleanup.policy"].value:
-            return Limits(None, None)
+            return TopicRetention(None, None)
         age_ms, size = int(found["retention.ms"].value), int(found["retention.bytes"].value)
-        return Limits(None if age_ms < 0 else age_ms, None if size < 0 else size)
+        return TopicRetention(None if age_ms < 0 else age_ms, None if size < 0 else size)
 
     def _settings_of(self, not_done: str) -> Any:
         """Return the settings of the topic, by name; None if the user has no right to see them."""
@@ -274,36 +274,36 @@ class Questions:
         until = time.monotonic() + within_s + LOOK_EVERY_S
         while True:
             try:
-                found, fault = outcome_of(asked, LOOK_EVERY_S)
+                answer, fault = outcome_of(asked, LOOK_EVERY_S)
                 break
             except TimeoutError:
                 self._keep_waiting(until, not_done)
         if fault is not None and fault.name() not in forgiven:
             raise self._meaning(self._cause(fault), not_done)
         self._answered, self._away_until, self._reported.error = True, 0.0, None
-        return found
+        return answer
 
     def _keep_waiting(self, until: float, not_done: str) -> None:
         if (client := self._client) is not None:
             client.poll(0)  # the client reports why it cannot connect
-        reported = self._reported.error
-        if reported is not None and reported.name() in PERMANENT:
-            raise self._meaning(reported, not_done)
+        client_error = self._reported.error
+        if client_error is not None and client_error.name() in PERMANENT:
+            raise self._meaning(client_error, not_done)
         if self._interrupted():
             raise unavailable(self._place, "the wait was interrupted", not_done)
         if time.monotonic() > until:
             self._away_until = time.monotonic() + AWAY_S
-            why = "it gives no answer" if reported is None else self._place.without_secrets(reported.str())
+            why = "it gives no answer" if client_error is None else self._place.without_secrets(client_error.str())
             raise unavailable(self._place, why, not_done)
 
     def _meaning(self, fault: Any, not_done: str) -> HoldfastError:
         """Return the error to raise. Credentials that were accepted before are not wrong: a broker may be starting."""
-        raised = translated(fault, self._place, not_done)
+        error = translated(fault, self._place, not_done)
         if self._answered and fault.name() in PERMANENT:
-            raised = unavailable(self._place, self._place.without_secrets(fault.str()), not_done)
-        if isinstance(raised, Unavailable):
+            error = unavailable(self._place, self._place.without_secrets(fault.str()), not_done)
+        if isinstance(error, Unavailable):
             self._away_until = time.monotonic() + AWAY_S
-        return raised
+        return error
 
     def _cause(self, fault: Any) -> Any:
         """Return why a request timed out, if the client has reported it."""

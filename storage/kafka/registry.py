@@ -150,11 +150,11 @@ class Registry:
             seen[subject, version] = None
             if len(seen) > REFERENCES_MAX:
                 raise self._unavailable(f"a schema uses more than {REFERENCES_MAX} others")
-            used = self._ask("GET", f"/subjects/{_quoted(subject)}/versions/{version}")
-            if used is None:
+            dependency = self._ask("GET", f"/subjects/{_quoted(subject)}/versions/{version}")
+            if dependency is None:
                 raise self._unavailable(f"it lacks version {version} of {subject!r}, which a schema uses")
-            self._follow(used, texts, seen)
-            texts[self._of(used, "schema", str)] = None
+            self._follow(dependency, texts, seen)
+            texts[self._of(dependency, "schema", str)] = None
 
     def _number(self, found: Any) -> int:
         number: int = self._of(found, "id", int)

@@ -85,13 +85,13 @@ def puts_and_deletes(rows: pa.Table, deleted: pa.ChunkedArray, key: Sequence[str
 
 def misplaced_value(records: pa.Table, key: Sequence[str]) -> str | None:
     """Return which delete record has a value; None if none has."""
-    deleted = records.column(0)
-    if not pc.any(deleted, min_count=0).as_py():
+    delete_flags = records.column(0)
+    if not pc.any(delete_flags, min_count=0).as_py():
         return None
     for name in records.schema.names[1:]:
         if name in key:
             continue
-        wrong = pc.and_(deleted, records.column(name).is_valid())
+        wrong = pc.and_(delete_flags, records.column(name).is_valid())
         if (row := pc.index(wrong, True).as_py()) >= 0:
             return f"row {row + 1} deletes its key, but column {name!r} has a value"
     return None

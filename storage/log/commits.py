@@ -52,13 +52,13 @@ def refuse_remains(store: ObjectStore) -> None:
     Raises:
         Damaged: the folder holds commits and no `meta.json`.
     """
-    if not (found := store.list(COMMITS_FOLDER)):
+    if not (remains := store.list(COMMITS_FOLDER)):
         return
     try:
         store.get(META_PATH)  # after the listing, since creating a log begins with this object
     except NotFound as error:
         raise Damaged(
-            f"{store!r} has commits of a log, such as {found[0]}, but no {META_PATH}",
+            f"{store!r} has commits of a log, such as {remains[0]}, but no {META_PATH}",
             not_done="no log was created there",
             next_step=f"restore {META_PATH} from a backup; or, if you do not need the rows, remove the folder",
         ) from error
@@ -114,15 +114,15 @@ class Commits:
     def step(self) -> bool:
         """Move to the next commit; return whether there is one."""
         sequence = self.tail.sequence + 1
-        if (found := self._cached.get(sequence)) is None:
+        if (commit := self._cached.get(sequence)) is None:
             try:
-                found, xxh3 = self._read(sequence)
+                commit, xxh3 = self._read(sequence)
             except NotFound:
                 return False
         else:
             xxh3 = self._hashes[sequence]
-        check_follows(found, self.tail)
-        self.tail = self._keep(found, xxh3)
+        check_follows(commit, self.tail)
+        self.tail = self._keep(commit, xxh3)
         return True
 
     def hash_of(self, sequence: int) -> str:
@@ -144,11 +144,11 @@ class Commits:
     @property
     def meta(self) -> LogMeta:
         """Return the log's description, with the columns and partitions that it has now. Raises Damaged."""
-        if (grown := self.tail.grown) and (self._grown is None or self._grown[0] != grown):
-            schema = decode_schema(commit_path(grown), self.at(grown).schema)
+        if (growth_sequence := self.tail.grown) and (self._grown is None or self._grown[0] != growth_sequence):
+            schema = decode_schema(commit_path(growth_sequence), self.at(growth_sequence).schema)
             if not extends(schema, self._meta.schema):
-                raise damaged(commit_path(grown), "changes existing columns of the log")
-            self._grown = grown, replace(self._meta, schema=schema, created_with=len(self._meta.schema))
+                raise damaged(commit_path(growth_sequence), "changes existing columns of the log")
+            self._grown = growth_sequence, replace(self._meta, schema=schema, created_with=len(self._meta.schema))
         meta, partitions = self._meta if self._grown is None else self._grown[1], len(self.tail.ends)
         return meta if meta.partitions == partitions else replace(meta, partitions=partitions)
 
@@ -187,13 +187,13 @@ class Commits:
         Args:
             unpacked: Names of packs that did not exist after the object was read; is added to.
         """
-        found, xxh3 = self._decoded(sequence, data)
-        last = 0 if found.packs is None or not found.packs.covers(sequence) else found.packs.last_of(sequence)
+        commit, xxh3 = self._decoded(sequence, data)
+        last = 0 if commit.packs is None or not commit.packs.covers(sequence) else commit.packs.last_of(sequence)
         if not last or last in unpacked:
-            return found, xxh3
-        if (packed := self._in_pack(found.packs, sequence)) is None:
+            return commit, xxh3
+        if (packed := self._in_pack(commit.packs, sequence)) is None:
             unpacked.add(last)
-            return found, xxh3
+            return commit, xxh3
         return self._decoded(sequence, packed)
 
     def find(self, partition: int, offset: int, after: int = 0) -> tuple[int, LogSegment | CompactedSegment]:
@@ -256,12 +256,12 @@ class Commits:
         if sequence <= self._packed_through and (data := self._in_pack(packing, sequence)) is not None:
             return self._decoded(sequence, data)
         try:
-            found, xxh3 = self._decoded(sequence, self._store.get(commit_path(sequence)))
+            commit, xxh3 = self._decoded(sequence, self._store.get(commit_path(sequence)))
         except NotFound:
             return self._decoded(sequence, self._in_pack(packing, sequence))
-        if (data := self._in_pack(found.packs, sequence)) is not None:
+        if (data := self._in_pack(commit.packs, sequence)) is not None:
             return self._decoded(sequence, data)  # the object may be a ghost
-        return found, xxh3
+        return commit, xxh3
 
     def _decoded(self, sequence: int, data: bytes | None) -> tuple[Commit, str]:
         if data is None:

@@ -141,17 +141,17 @@ def problem_of(compaction: Compaction, sequence: int, ends: Sequence[int]) -> st
     """Return why a record cannot be valid; None if it can."""
     if not 0 <= compaction.swept <= compaction.through < sequence:
         return "replaces commits that do not precede it"
-    reached = [0] * len(ends)
+    next_offsets = [0] * len(ends)
     for segment in compaction.segments:
         if not 0 <= segment.partition < len(ends):
             return f"names partitions that a log of {len(ends)} does not have"
-        if not reached[segment.partition] <= segment.first <= segment.last < ends[segment.partition]:
+        if not next_offsets[segment.partition] <= segment.first <= segment.last < ends[segment.partition]:
             return f"has compacted segments that overlap or lie outside partition {segment.partition}"
         if not 1 <= segment.rows <= segment.last - segment.first + 1:
             return f"has a compacted segment of {segment.rows} rows in fewer offsets"
         if not is_object_in(COMPACTED_FOLDER, segment.path):
             return f"names a path that is not below {COMPACTED_FOLDER}/"
-        reached[segment.partition] = segment.last + 1
+        next_offsets[segment.partition] = segment.last + 1
     return None
 
 
@@ -163,10 +163,10 @@ def due(since: Sequence[Covered], before_us: int) -> int:
 def covered_with(since: tuple[Covered, ...], now: Covered, due_through: int) -> tuple[Covered, ...]:
     """Return the entries with one more, without those that are redundant or exceed SINCE_MAX."""
     if since and since[-1].through == now.through:
-        kept = list(since)
+        entries = list(since)
     else:
-        kept = [*since, now]
-    kept = [covered for covered in kept if covered.through >= due_through]
-    while len(kept) > SINCE_MAX:
-        kept = [*kept[1:-1:2], kept[-1]]
-    return tuple(kept)
+        entries = [*since, now]
+    entries = [covered for covered in entries if covered.through >= due_through]
+    while len(entries) > SINCE_MAX:
+        entries = [*entries[1:-1:2], entries[-1]]
+    return tuple(entries)

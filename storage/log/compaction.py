@@ -45,7 +45,7 @@ from holdfast.storage.log.format import Commit
 from holdfast.storage.log.keyhash import key_hashes
 from holdfast.storage.log.log import LogWriter, wall_us
 from holdfast.storage.log.reader import existing_meta
-from holdfast.storage.log.rewrite import Input, Part, Sizes, parts_of, rewrite
+from holdfast.storage.log.rewrite import CompactionPart, Input, Sizes, parts_of, rewrite
 
 ROUNDS_MAX = 3
 """How often a compaction starts over because another compaction or a rewind committed first."""
@@ -91,7 +91,7 @@ class PartitionResult:
 
 
 @dataclass(frozen=True)
-class Result:
+class CompactionResult:
     """Effects of a compaction; of a dry run, the effects that it would have."""
 
     committed: bool
@@ -127,7 +127,7 @@ class Compactor:
             )
         key_hashes(pa.RecordBatch.from_pylist([], self.meta.schema), self.meta.key)
 
-    def compact(self, wishes: Wishes) -> Result:
+    def compact(self, wishes: Wishes) -> CompactionResult:
         """Compact once.
 
         Raises:
@@ -152,19 +152,21 @@ class Compactor:
             next_step="wait until it is done; if rows are left to compact, run the command again",
         )
 
-    def _job(self, commits: Commits, wishes: Wishes) -> _Job:
+    def _job(self, commits: Commits, wishes: Wishes) -> _CompactionJob:
         before = commits.at(commits.tail.compact).compaction or NEVER
         now = self._wall_us()
-        through, gathered = _chosen(commits, before, now, wishes)
+        through, new_segments = _chosen(commits, before, now, wishes)
         sequence = due((*before.since, Covered(through, now)), now - wishes.keep_tombstones_us)
         since = covered_with(before.since, Covered(through, now), sequence)
-        parts = parts_of(commits, (*before.segments, *gathered), commits.at(sequence).ends)
-        return _Job(before, through, since, parts, bool(gathered), len(gathered) >= wishes.segments_max)
+        parts = parts_of(commits, (*before.segments, *new_segments), commits.at(sequence).ends)
+        return _CompactionJob(
+            before, through, since, parts, bool(new_segments), len(new_segments) >= wishes.segments_max
+        )
 
-    def _once(self, commits: Commits, job: _Job, wishes: Wishes) -> Result | None:
+    def _once(self, commits: Commits, job: _CompactionJob, wishes: Wishes) -> CompactionResult | None:
         """Compact, or return None if another compaction or a rewind committed first."""
         if job.is_idle():
-            return Result(False, 0, False, job.results(commits, {}))
+            return CompactionResult(False, 0, False, job.results(commits, {}))
         tail, owner = commits.tail, uuid.uuid4().hex
         folder = f"{COMPACTED_FOLDER}/{tail.compact:020d}/{owner}"
         put = _put_nothing if wishes.dry_run else self._store.put
@@ -173,7 +175,7 @@ class Compactor:
         }
         results = job.results(commits, left)
         if wishes.dry_run:
-            return Result(False, 0, job.more, results)
+            return CompactionResult(False, 0, job.more, results)
         segments = tuple(segment for part in left.values() for segment in part)
         compaction = Compaction(job.through, self._swept(commits, job.before), job.since, segments)
         writer = LogWriter(self._store, pause=self._pause, wall_us=self._wall_us)
@@ -182,7 +184,7 @@ class Compactor:
             return None
         self._read_back(commit)
         self._pause(wishes.grace_s)
-        return Result(True, self._sweep(commits, commit.compact, tail.compact, compaction), job.more, results)
+        return CompactionResult(True, self._sweep(commits, commit.compact, tail.compact, compaction), job.more, results)
 
     def _is_overtaken(self, commits: Commits) -> bool:
         newest = Commits(self._store, self.meta).tail
@@ -206,19 +208,19 @@ class Compactor:
 
     def _sweep(self, commits: Commits, sequence: int, built_on: int, compaction: Compaction) -> int:
         """Delete the objects that no commit can name any longer; return how many there were."""
-        deleted = 0
+        delete_count = 0
         try:
             for path in self._dead(commits, built_on, compaction):
                 self._store.delete(path)
-                deleted += 1
+                delete_count += 1
         except Unavailable as error:
             raise Unavailable(
                 f"the log in {self._store!r} was compacted by commit {sequence}, but the deletion of the replaced "
-                f"objects failed after {deleted} of them: {error.what}",
+                f"objects failed after {delete_count} of them: {error.what}",
                 not_done="the remaining replaced objects were not deleted; they take space and are never read",
                 next_step="run the command again later; the next compaction that commits deletes them",
             ) from error
-        return deleted
+        return delete_count
 
     def _dead(self, commits: Commits, built_on: int, compaction: Compaction) -> Iterator[str]:
         named = {segment.path for segment in compaction.segments}
@@ -231,13 +233,13 @@ class Compactor:
 
 
 @dataclass(frozen=True)
-class _Job:
+class _CompactionJob:
     """The work of one compaction."""
 
     before: Compaction
     through: int
     since: tuple[Covered, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[CompactionPart, ...]
     news: bool
     """Whether rows were appended since the previous compaction."""
     more: bool
@@ -252,38 +254,38 @@ class _Job:
 
     def results(self, commits: Commits, left: dict[int, list[CompactedSegment]]) -> tuple[PartitionResult, ...]:
         """Return the figures per partition; a partition that is not rewritten is unchanged."""
-        ends, compacted = commits.tail.ends, commits.at(self.through).ends
-        found = []
+        ends, compacted_ends = commits.tail.ends, commits.at(self.through).ends
+        results = []
         for part in self.parts:
-            given = part.inputs
-            kept = left.get(part.partition, [one for one in given if isinstance(one, CompactedSegment)])
-            found.append(
+            inputs = part.inputs
+            outputs = left.get(part.partition, [one for one in inputs if isinstance(one, CompactedSegment)])
+            results.append(
                 PartitionResult(
                     part.partition,
-                    sum(i.rows for i in given),
-                    sum(i.rows for i in kept),
-                    sum(i.size for i in given),
-                    sum(i.size for i in kept),
-                    sum(i.tombstones for i in kept),
-                    ends[part.partition] - compacted[part.partition],
+                    sum(i.rows for i in inputs),
+                    sum(i.rows for i in outputs),
+                    sum(i.size for i in inputs),
+                    sum(i.size for i in outputs),
+                    sum(i.tombstones for i in outputs),
+                    ends[part.partition] - compacted_ends[part.partition],
                 )
             )
-        return tuple(found)
+        return tuple(results)
 
 
 def _chosen(commits: Commits, before: Compaction, now_us: int, wishes: Wishes) -> tuple[int, list[Input]]:
     """Return the commit through which to compact, and the segments appended since the previous compaction."""
-    gathered: list[Input] = []
+    segments: list[Input] = []
     through = before.through
-    while through < commits.tail.sequence and len(gathered) < wishes.segments_max:
+    while through < commits.tail.sequence and len(segments) < wishes.segments_max:
         if wishes.through_max is not None and through >= wishes.through_max:
             break
         commit = commits.at(through + 1)
         if wishes.older_than_us and commit.at_us > now_us - wishes.older_than_us:
             break
-        gathered += commit.segments
+        segments += commit.segments
         through += 1
-    return through, gathered
+    return through, segments
 
 
 def _put_nothing(path: str, data: bytes) -> None:

@@ -261,7 +261,7 @@ def placed(draft: Draft, tail: Commit, block: int = BLOCK) -> Commit:
         assert base == ends[segment.partition], "segments of a partition leave no gap"
         ends[segment.partition] += segment.rows
         segments.append(replace(segment, base=base))
-    moved = draft.moved if draft.tag is None else (draft.tag,)
+    moved_tags = draft.moved if draft.tag is None else (draft.tag,)
     voids, compacts, sequence = draft.kind == "void", draft.kind == "compact", tail.sequence + 1
     grows = draft.schema is not None
     version = GROW_VERSION if grows else COMPACT_VERSION if compacts else VOID_VERSION if voids else FORMAT_VERSION
@@ -279,7 +279,7 @@ def placed(draft: Draft, tail: Commit, block: int = BLOCK) -> Commit:
         tuple(ends),
         tuple(segments),
         draft.tag,
-        _tags_after(tail, moved),
+        _tags_after(tail, moved_tags),
         sequence if voids else tail.void,
         draft.voids,
         sequence if compacts else tail.compact,
@@ -359,11 +359,11 @@ def extends(schema: pa.Schema, before: pa.Schema) -> bool:
 
 
 def decode_meta(data: bytes) -> LogMeta:
-    stored = _unhashed(META_PATH, data, _META, CHANGELOG_VERSION)
-    schema, is_changelog = decode_schema(META_PATH, stored.schema), stored.v == CHANGELOG_VERSION
-    if stored.changelog != is_changelog or (is_changelog and changelog.problem_of(schema, stored.key)):
+    document = _unhashed(META_PATH, data, _META, CHANGELOG_VERSION)
+    schema, is_changelog = decode_schema(META_PATH, document.schema), document.v == CHANGELOG_VERSION
+    if document.changelog != is_changelog or (is_changelog and changelog.problem_of(schema, document.key)):
         raise damaged(META_PATH, "describes a changelog that cannot exist")
-    return LogMeta(stored.uuid, schema, stored.partitions, stored.key, changelog=is_changelog)
+    return LogMeta(document.uuid, schema, document.partitions, document.key, changelog=is_changelog)
 
 
 def encode_commit(commit: Commit) -> bytes:

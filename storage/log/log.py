@@ -103,11 +103,11 @@ def create_log(
     check_meta(meta)
     refuse_remains(store)
     if not _created(store, META_PATH, encode_meta(meta), pause):
-        found = existing_meta(store)
-        if found.uuid != meta.uuid:
+        other_meta = existing_meta(store)
+        if other_meta.uuid != meta.uuid:
             raise ConfigError(
-                f"{store!r} already holds a log, created with {found.partitions} partitions and the columns "
-                + ", ".join(describe_column(column) for column in found.schema),
+                f"{store!r} already holds a log, created with {other_meta.partitions} partitions and the columns "
+                + ", ".join(describe_column(column) for column in other_meta.schema),
                 next_step="append to it, or choose another path",
             )
     return meta
@@ -328,7 +328,7 @@ class LogWriter:
 
     def _commit(self, draft: Draft, sent: Commit | None = None) -> Commit | None:
         """Put the draft at the end of the log; None if the newest commit rules it out."""
-        for lost in range(CONFLICTS_MAX):
+        for loss_count in range(CONFLICTS_MAX):
             if sent is None:
                 if not _admitted(self._store, self._commits.tail, draft):
                     return None
@@ -338,7 +338,7 @@ class LogWriter:
                 self._pack(sent)
                 return sent
             sent, request_s = None, (self._clock() - began) / REQUESTS_OF_A_LOSS
-            self._pause(wait_s(self._commits.tail, draft.tag, draft.owner, lost, request_s))
+            self._pause(wait_s(self._commits.tail, draft.tag, draft.owner, loss_count, request_s))
             self._commits.catch_up()
         raise _overtaken("no row was appended")
 
@@ -419,11 +419,11 @@ def _grows(tail: Commit, tag: WriterTag, follows: tuple[WriterTag, ...]) -> bool
 
 def _stacked(segments: Iterable[LogSegment]) -> tuple[LogSegment, ...]:
     """Return the segments of a draft, in this order: their bases count from its first row in each partition."""
-    rows, found = Counter[int](), list[LogSegment]()
+    rows, draft_segments = Counter[int](), list[LogSegment]()
     for segment in segments:
-        found.append(replace(segment, base=rows[segment.partition]))
+        draft_segments.append(replace(segment, base=rows[segment.partition]))
         rows[segment.partition] += segment.rows
-    return tuple(found)
+    return tuple(draft_segments)
 
 
 def _first_offsets(commit: Commit | None) -> dict[int, int]:

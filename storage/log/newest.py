@@ -48,7 +48,7 @@ def newest_of_each_key(
     marks: list[NDArray[np.uint8]] = []
     first = 0
     while first <= _LAST:
-        one = _Pass(first, keys_max, marks)
+        one = _RangePass(first, keys_max, marks)
         for place, chunk in _chunks(show(), chunk_rows):
             one.take(place, chunk)
         first = one.last + 1
@@ -57,19 +57,19 @@ def newest_of_each_key(
 
 def _chunks(shown: Iterable[Shown], rows: int) -> Iterator[tuple[int, list[Shown]]]:
     """Yield lists of `Shown`, each with the index of its first element."""
-    place, chunk, gathered = 0, list[Shown](), 0
+    place, chunk, row_count = 0, list[Shown](), 0
     for each in shown:
         chunk.append(each)
-        gathered += len(each.counts)
-        if gathered >= rows:
+        row_count += len(each.counts)
+        if row_count >= rows:
             yield place, chunk
-            place, chunk, gathered = place + len(chunk), [], 0
+            place, chunk, row_count = place + len(chunk), [], 0
     if chunk:
         yield place, chunk
 
 
 @dataclass
-class _Pass:
+class _RangePass:
     """One pass over the rows, for keys whose first hash is in the range from `first` to `last`."""
 
     first: int
@@ -124,13 +124,13 @@ def unpacked(bits: NDArray[np.uint8], rows: int) -> NDArray[np.bool_]:
 
 def _among(seen: NDArray[np.uint64], keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
     """Return, for every key, whether it is among those seen, which are sorted by their first hash."""
-    found = np.zeros(keys.shape[1], bool)
+    membership = np.zeros(keys.shape[1], bool)
     at = np.searchsorted(seen[0], keys[0])
     looking = np.flatnonzero(at < seen.shape[1])
     while len(looking):
         looking = looking[seen[0, at[looking]] == keys[0, looking]]
-        found[looking] = seen[1, at[looking]] == keys[1, looking]
-        looking = looking[~found[looking]]
+        membership[looking] = seen[1, at[looking]] == keys[1, looking]
+        looking = looking[~membership[looking]]
         at[looking] += 1  # another key with the same first hash
         looking = looking[at[looking] < seen.shape[1]]
-    return found
+    return membership

@@ -25,39 +25,39 @@ PACKS_MAX = 16
 """How many packs one call makes at most; there are more only after errors."""
 
 
-class Packed(NamedTuple):
+class PackCounts(NamedTuple):
     """Counts of the packs that a call made and of the objects that it deleted."""
 
     packs: int
     deleted: int
 
 
-def pack(store: ObjectStore, commits: Commits) -> Packed:
+def pack(store: ObjectStore, commits: Commits) -> PackCounts:
     """Pack commits that are due as of the newest commit known here, and delete the objects of packed commits.
 
     Raises:
         Damaged: a commit or a pack cannot be read; its commits were not deleted.
         Unavailable: the store failed; some packs may have been made, and some objects deleted.
     """
-    packing, made, verified = commits.tail.packs, 0, set[int]()
+    packing, pack_count, verified_packs = commits.tail.packs, 0, set[int]()
     if packing is None or not (due := packing.due(commits.tail.sequence)):
-        return Packed(0, 0)
+        return PackCounts(0, 0)
     through = _packed_through(store, packing)
-    while through < due and made < PACKS_MAX:
+    while through < due and pack_count < PACKS_MAX:
         through += packing.block
         read = _make(store, packing, through)
         _verify(store, commits, packing, through, read)
-        verified.add(through)
-        made += 1
+        verified_packs.add(through)
+        pack_count += 1
     leftovers = [
         path
         for path in list_behind(store, COMMITS_FOLDER, commit_path(packing.first - 1))
         if sequence_of(path) <= through
     ]
-    for last in sorted({packing.last_of(sequence_of(path)) for path in leftovers} - verified):
+    for last in sorted({packing.last_of(sequence_of(path)) for path in leftovers} - verified_packs):
         _verify(store, commits, packing, last, None)  # who made it may have ended before looking
     delete_each(store, leftovers)
-    return Packed(made, len(leftovers))
+    return PackCounts(pack_count, len(leftovers))
 
 
 def _packed_through(store: ObjectStore, packing: Packing) -> int:
@@ -69,17 +69,17 @@ def _packed_through(store: ObjectStore, packing: Packing) -> int:
 def _make(store: ObjectStore, packing: Packing, last: int) -> list[bytes] | None:
     """Create a pack and return its commits; None if another process was first."""
     paths = [commit_path(sequence) for sequence in range(last - packing.block + 1, last + 1)]
-    found = get_each(store, paths)
+    data_by_path = get_each(store, paths)
     try:
-        if len(found) == packing.block:
-            lines = [found[path] for path in paths]
+        if len(data_by_path) == packing.block:
+            lines = [data_by_path[path] for path in paths]
             store.create(pack_path(last), encode_pack(lines))
             return lines
         store.get(pack_path(last))  # raises unless another process has packed them meanwhile
     except AlreadyExists:
         return None
     except NotFound as error:
-        missing = next(path for path in paths if path not in found)
+        missing = next(path for path in paths if path not in data_by_path)
         raise Damaged(
             f"{missing} of the log is missing, but later commits exist",
             not_done="the commits around it were not packed",

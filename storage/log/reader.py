@@ -31,14 +31,14 @@ from holdfast.storage.log.format import (
     WriterTag,
     decode_meta,
 )
-from holdfast.storage.log.segment import OpenSegment, Piece
+from holdfast.storage.log.segment import OpenSegment, SegmentPiece
 from holdfast.storage.log.voids import Passage, taken_back_since
 
 LOOK_BACK_EVERY = 64
 """A reader that finds nothing new checks at every 64th refresh whether its last commit still exists."""
 
 
-class Origin(NamedTuple):
+class CommitOrigin(NamedTuple):
     """A commit that was in the log when an offset was read; no other history of the log contains it."""
 
     sequence: int
@@ -46,19 +46,19 @@ class Origin(NamedTuple):
     xxh3: str
 
 
-class _Placed(NamedTuple):
+class _SegmentOrigin(NamedTuple):
     """A segment's offsets, and the commit that holds it."""
 
     first: int
     end: int
-    origin: Origin
+    origin: CommitOrigin
 
 
 class Fetched(NamedTuple):
     """Rows that were read ahead; they count as read once they are taken."""
 
-    piece: Piece
-    placed: _Placed | None
+    piece: SegmentPiece
+    placed: _SegmentOrigin | None
     """Their segment and commit; None: there are no rows."""
     known: object
     """Which rows were known to be taken back; see Passage."""
@@ -99,9 +99,9 @@ class LogReader:
         self._commits = Commits(store, existing_meta(store))
         self._opened: dict[int, OpenSegment] = {}
         self._sequence: dict[int, int] = {}
-        self._placed: dict[int, _Placed] = {}
+        self._placed: dict[int, _SegmentOrigin] = {}
         """By partition: where the rows are that were taken last."""
-        self._held: dict[int, _Placed] = {}
+        self._held: dict[int, _SegmentOrigin] = {}
         """By partition: where the opened segment is."""
         self._fruitless = 0
         self._passage = Passage(self._commits, repr(store))
@@ -118,7 +118,10 @@ class LogReader:
             Damaged: rows that this reader has read were taken back, or this is no longer the log that was read.
         """
         tail = self._commits.tail
-        before, known = Origin(tail.sequence, self._commits.hash_of(tail.sequence)), (tail.compact, tail.grown)
+        before, layout_before = (
+            CommitOrigin(tail.sequence, self._commits.hash_of(tail.sequence)),
+            (tail.compact, tail.grown),
+        )
         try:
             news = self._commits.refresh()
         except Damaged:
@@ -127,19 +130,19 @@ class LogReader:
         self._fruitless = 0 if news else self._fruitless + 1
         if news or self._fruitless % LOOK_BACK_EVERY == 0:
             self._check_still(before)
-        if (self._commits.tail.compact, self._commits.tail.grown) != known:
+        if (self._commits.tail.compact, self._commits.tail.grown) != layout_before:
             self._opened.clear()  # They may hold removed rows, or lack columns.
         self._passage.refreshed()
         return news
 
-    def known_origin(self, partition: int, offset: int) -> Origin | None:
+    def known_origin(self, partition: int, offset: int) -> CommitOrigin | None:
         """Return `origin` if it is known without a read: for the rows that were taken last. Another thread may read."""
         placed = self._placed.get(partition)
         if placed is None or not placed.first < offset <= placed.end:
             return None
         return placed.origin if self._commits.tail.void <= placed.origin.sequence else None
 
-    def origin(self, partition: int, offset: int) -> Origin:
+    def origin(self, partition: int, offset: int) -> CommitOrigin:
         """Return a commit that distinguishes the records before this offset from every other history of the log.
 
         It is the first commit that reaches the offset, or a later one that took rows back, since reads skip those.
@@ -148,16 +151,16 @@ class LogReader:
             Damaged: the offset is beyond the end.
         """
         if offset == 0:
-            return Origin(0, "")
+            return CommitOrigin(0, "")
         if (known := self.known_origin(partition, offset)) is not None:
             return known
         self._check_inside(partition, offset - 1, self.end_offset(partition))
         sequence = self._commits.reaching(partition, offset)
-        found = Origin(sequence, self._commits.hash_of(sequence))
+        found = CommitOrigin(sequence, self._commits.hash_of(sequence))
         void = self._commits.tail.void
-        return found if void <= found.sequence else Origin(void, self._commits.hash_of(void))
+        return found if void <= found.sequence else CommitOrigin(void, self._commits.hash_of(void))
 
-    def changed(self, uuid: str, origin: Origin, read: tuple[int, int] | None = None) -> str | None:
+    def changed(self, uuid: str, origin: CommitOrigin, read: tuple[int, int] | None = None) -> str | None:
         """Return why the log is not the one with this UUID and this commit; None if it is. Reads the store.
 
         Args:
@@ -180,7 +183,7 @@ class LogReader:
             "has changed since: the log was restored from an older copy and appended to"
         )
 
-    def _lost(self, commits: Commits, origin: Origin, partition: int, offset: int) -> str | None:
+    def _lost(self, commits: Commits, origin: CommitOrigin, partition: int, offset: int) -> str | None:
         for one in taken_back_since(commits, origin.sequence):
             if one.partition == partition and one.first < offset:
                 return (
@@ -242,14 +245,14 @@ class LogReader:
             position, more = self._passage.before(partition, position, rows, floor)
             if left is None or more == 0:
                 return position
-            found = left.from_the_end(partition, more)
-            if found is None:
+            location = left.from_the_end(partition, more)
+            if location is None:
                 return 0
-            compacted = self._commits.tail.compact
+            compaction_sequence = self._commits.tail.compact
             try:
-                return OpenSegment(self._store, self.meta.schema, found[0]).from_the_end(found[1])
+                return OpenSegment(self._store, self.meta.schema, location[0]).from_the_end(location[1])
             except Damaged as error:
-                self._look_again(error, compacted)
+                self._look_again(error, compaction_sequence)
 
     def retention_start(self, partition: int) -> int:
         """Return the lowest offset that can be read; a compaction leaves gaps but never moves the beginning."""
@@ -311,22 +314,22 @@ class LogReader:
         piece = self._piece(partition, offset, max_bytes, self._passage.behind_gap)
         return piece.rows, piece.offsets, piece.following
 
-    def _piece(self, partition: int, offset: int, max_bytes: int, onward: Callable[[int, int], int]) -> Piece:
+    def _piece(self, partition: int, offset: int, max_bytes: int, onward: Callable[[int, int], int]) -> SegmentPiece:
         while True:
             if (at := onward(partition, offset)) != offset and at == self.end_offset(partition):
-                return Piece(None, None, offset)
-            compacted = self._commits.tail.compact
+                return SegmentPiece(None, None, offset)
+            compaction_sequence = self._commits.tail.compact
             try:
                 return self._read_at(partition, at, max_bytes)
             except Damaged as error:
-                self._look_again(error, compacted)
+                self._look_again(error, compaction_sequence)
 
-    def _read_at(self, partition: int, offset: int, max_bytes: int) -> Piece:
+    def _read_at(self, partition: int, offset: int, max_bytes: int) -> SegmentPiece:
         segment = self._opened.get(partition)
         if segment is None or not segment.holds(offset):
             end = self.end_offset(partition)
             if offset == end:
-                return Piece(None, None, offset)
+                return SegmentPiece(None, None, offset)
             self._check_inside(partition, offset, end)
             segment = self._open(partition, offset)
         return segment.read(offset, max_bytes)
@@ -344,15 +347,15 @@ class LogReader:
             raise error
 
     def _open(self, partition: int, offset: int) -> OpenSegment:
-        sequence, found = self._commits.find(partition, offset, self._sequence.get(partition, 0))
-        opened = OpenSegment(self._store, self.meta.schema, found)
-        self._sequence[partition], self._opened[partition] = sequence - 1, opened
-        first = found.base if isinstance(found, LogSegment) else found.first
-        end = found.base + found.rows if isinstance(found, LogSegment) else found.last + 1
-        self._held[partition] = _Placed(first, end, Origin(sequence, self._commits.hash_of(sequence)))
-        return opened
+        sequence, segment = self._commits.find(partition, offset, self._sequence.get(partition, 0))
+        open_segment = OpenSegment(self._store, self.meta.schema, segment)
+        self._sequence[partition], self._opened[partition] = sequence - 1, open_segment
+        first = segment.base if isinstance(segment, LogSegment) else segment.first
+        end = segment.base + segment.rows if isinstance(segment, LogSegment) else segment.last + 1
+        self._held[partition] = _SegmentOrigin(first, end, CommitOrigin(sequence, self._commits.hash_of(sequence)))
+        return open_segment
 
-    def _check_still(self, known: Origin) -> None:
+    def _check_still(self, known: CommitOrigin) -> None:
         if not self._commits.is_still(*known):
             raise Damaged(
                 f"commit {known.sequence} of the log in {self._store!r}, the last one that was read, is missing or "

@@ -46,7 +46,7 @@ _Rows: TypeAlias = tuple[pa.RecordBatch, NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
-class Part:
+class CompactionPart:
     """The part of one partition to compact."""
 
     partition: int
@@ -58,20 +58,20 @@ class Part:
     """Tombstones at lower offsets are removed."""
 
 
-def parts_of(commits: Commits, inputs: Iterable[Input], below: Sequence[int]) -> tuple[Part, ...]:
+def parts_of(commits: Commits, inputs: Iterable[Input], below: Sequence[int]) -> tuple[CompactionPart, ...]:
     """Return the parts of all partitions.
 
     Args:
         inputs: Segments; those of a partition in order.
         below: Per partition, the offset below which tombstones are removed.
     """
-    chosen: list[list[Input]] = [[] for _ in below]
+    inputs_by_partition: list[list[Input]] = [[] for _ in below]
     for segment in inputs:
-        chosen[segment.partition].append(segment)
+        inputs_by_partition[segment.partition].append(segment)
     voids = void_ranges(commits)
     return tuple(
-        Part(partition, tuple(some), tuple(v for v in voids if v.partition == partition), below[partition])
-        for partition, some in enumerate(chosen)
+        CompactionPart(partition, tuple(some), tuple(v for v in voids if v.partition == partition), below[partition])
+        for partition, some in enumerate(inputs_by_partition)
     )
 
 
@@ -84,7 +84,12 @@ class Sizes:
 
 
 def rewrite(
-    store: ObjectStore, meta: LogMeta, part: Part, folder: str, put: Callable[[str, bytes], None], sizes: Sizes
+    store: ObjectStore,
+    meta: LogMeta,
+    part: CompactionPart,
+    folder: str,
+    put: Callable[[str, bytes], None],
+    sizes: Sizes,
 ) -> list[CompactedSegment]:
     """Write the remaining rows of a partition below `folder`, and return the segments in order.
 
@@ -92,7 +97,7 @@ def rewrite(
         Damaged: an input differs from what was written; with NotFound as its cause if it is missing.
         Unavailable: an object may or may not have been written.
     """
-    output = _Output(meta, part.partition, folder, put, sizes.segment_bytes)
+    output = _SegmentOutput(meta, part.partition, folder, put, sizes.segment_bytes)
     for group, marks in marked(store, meta, part, sizes):
         if (whole := _whole(group, marks, part.tombstones_below, sizes.segment_bytes)) is not None:
             output.keep(whole)
@@ -103,7 +108,7 @@ def rewrite(
     return output.segments
 
 
-class Found(NamedTuple):
+class PartitionRows(NamedTuple):
     """Some rows of a partition, in order."""
 
     rows: pa.RecordBatch
@@ -117,7 +122,9 @@ _Marks: TypeAlias = list[NDArray[np.uint8]]
 """Per piece of a group: which rows are the newest of their keys, from the last row to the first, as packed bits."""
 
 
-def marked(store: ObjectStore, meta: LogMeta, part: Part, sizes: Sizes) -> Iterator[tuple[list[Input], _Marks]]:
+def marked(
+    store: ObjectStore, meta: LogMeta, part: CompactionPart, sizes: Sizes
+) -> Iterator[tuple[list[Input], _Marks]]:
     """Yield the inputs in groups, in order, each with the marks of its rows. Raises as `rewrite`."""
     groups = _grouped(part.inputs, sizes.segment_bytes)
     pieces: dict[int, int] = {}
@@ -135,15 +142,17 @@ def marked(store: ObjectStore, meta: LogMeta, part: Part, sizes: Sizes) -> Itera
         yield group, [marks.pop() for _ in range(pieces[number])]
 
 
-def staying(store: ObjectStore, meta: LogMeta, part: Part, group: Sequence[Input], marks: _Marks) -> Iterator[Found]:
+def staying(
+    store: ObjectStore, meta: LogMeta, part: CompactionPart, group: Sequence[Input], marks: _Marks
+) -> Iterator[PartitionRows]:
     """Yield the rows of a group, and which of them stay. Raises as `rewrite`."""
     for (rows, offsets), bits in zip(_rows_of(store, meta, group), marks, strict=True):
         dead = _tombstones(rows, meta)
         stays = unpacked(bits, rows.num_rows)[::-1] & ~(dead & (offsets < part.tombstones_below))
-        yield Found(rows, offsets, dead, stays)
+        yield PartitionRows(rows, offsets, dead, stays)
 
 
-class _Output:
+class _SegmentOutput:
     """Collects the rows that stay and writes a segment whenever there are enough."""
 
     def __init__(
@@ -156,7 +165,7 @@ class _Output:
         self._first_tombstone: int | None = None
         self.segments: list[CompactedSegment] = []
 
-    def add(self, found: Found) -> None:
+    def add(self, found: PartitionRows) -> None:
         """Add the rows that stay."""
         rows, offsets, dead, stays = found
         if not stays.any():
@@ -226,20 +235,20 @@ def _is_large(one: Input, segment_bytes: int) -> TypeGuard[CompactedSegment]:
 
 def _rows_of(store: ObjectStore, meta: LogMeta, group: Sequence[Input]) -> list[_Rows]:
     """Return the rows of a group with their offsets, in pieces of bounded length."""
-    found: list[pa.RecordBatch] = []
+    batches: list[pa.RecordBatch] = []
     for one in group:
         if isinstance(one, CompactedSegment):
-            found += verified_batches(store, meta.schema, one)
+            batches += verified_batches(store, meta.schema, one)
             continue
         at = one.base
         for batch in verified_batches(store, meta.schema, one):
             offsets = pa.array(np.arange(at, at + batch.num_rows))
             at += batch.num_rows
             columns = [*batch.columns, offsets]
-            found.append(pa.RecordBatch.from_arrays(columns, schema=meta.schema.append(OFFSET)))
+            batches.append(pa.RecordBatch.from_arrays(columns, schema=meta.schema.append(OFFSET)))
     if len(group) > 1:
-        found = pa.Table.from_batches(found).combine_chunks().to_batches(max_chunksize=READ_ROWS_MAX)
-    return [(_without_offsets(meta, batch), np.asarray(batch.columns[-1])) for batch in found]
+        batches = pa.Table.from_batches(batches).combine_chunks().to_batches(max_chunksize=READ_ROWS_MAX)
+    return [(_without_offsets(meta, batch), np.asarray(batch.columns[-1])) for batch in batches]
 
 
 def _without_offsets(meta: LogMeta, batch: pa.RecordBatch) -> pa.RecordBatch:

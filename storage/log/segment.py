@@ -41,7 +41,7 @@ OFFSET = pa.field("_holdfast_offset", pa.int64(), nullable=False)
 
 
 @dataclass(frozen=True)
-class Piece:
+class SegmentPiece:
     """The rows that one read returns."""
 
     rows: pa.RecordBatch | None
@@ -88,7 +88,7 @@ class OpenSegment:
         """Return the offset at which the last `rows` rows of a compacted segment begin."""
         return int(np.concatenate(self._offsets)[-rows])
 
-    def read(self, offset: int, max_bytes: int) -> Piece:
+    def read(self, offset: int, max_bytes: int) -> SegmentPiece:
         """Return rows from the offset on: at most max_bytes, but at least one row."""
         assert self.holds(offset)
         index = bisect_right(self._starts, offset) - 1
@@ -101,20 +101,20 @@ class OpenSegment:
             rows = min(rows, max(1, max_bytes * batch.num_rows // batch.nbytes))
         part = batch if rows == batch.num_rows else batch.slice(skip, rows)
         if not self._offsets:
-            return Piece(part, None, offset + rows)
+            return SegmentPiece(part, None, offset + rows)
         offsets = self._offsets[index][skip : skip + rows]
         following = int(offsets[-1]) + 1
         dense = following - int(offsets[0]) == rows
         columns = pa.RecordBatch.from_arrays(part.columns[:-1], schema=pa.schema(list(part.schema)[:-1]))
-        return Piece(columns, None if dense else offsets, following)
+        return SegmentPiece(columns, None if dense else offsets, following)
 
 
 def _offsets_of(segment: CompactedSegment, batches: list[pa.RecordBatch]) -> list[NDArray[np.int64]]:
-    found = [np.asarray(batch.column(batch.num_columns - 1)) for batch in batches]
-    every = np.concatenate(found)
+    offsets = [np.asarray(batch.column(batch.num_columns - 1)) for batch in batches]
+    every = np.concatenate(offsets)
     if every[0] != segment.first or every[-1] != segment.last or not (np.diff(every) > 0).all():
         raise _damaged(segment, "has offsets other than those in its commit")
-    return found
+    return offsets
 
 
 def verified_batches(

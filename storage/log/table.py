@@ -27,7 +27,7 @@ from holdfast.storage.log.commits import Commits
 from holdfast.storage.log.compacted import NEVER
 from holdfast.storage.log.format import OFFSETS_MAX, LogMeta
 from holdfast.storage.log.reader import existing_meta
-from holdfast.storage.log.rewrite import Input, Part, Sizes, marked, parts_of, staying
+from holdfast.storage.log.rewrite import CompactionPart, Input, Sizes, marked, parts_of, staying
 
 ROUNDS_MAX = 3
 """Attempts at a read that compactions interrupt."""
@@ -88,16 +88,16 @@ def _rows(store: ObjectStore, commits: Commits, sizes: Sizes) -> Iterator[TableR
     meta = commits.meta
     for part in _parts(commits):
         for group, marks in marked(store, meta, part, sizes):
-            for found in staying(store, meta, part, group, marks):
-                if not found.stays.any():
+            for piece in staying(store, meta, part, group, marks):
+                if not piece.stays.any():
                     continue
-                rows = found.rows.filter(pa.array(found.stays))
+                rows = piece.rows.filter(pa.array(piece.stays))
                 if meta.changelog:
                     rows = pa.RecordBatch.from_arrays(rows.columns[1:], schema=table_schema(meta))
-                yield TableRows(part.partition, rows, found.offsets[found.stays])
+                yield TableRows(part.partition, rows, piece.offsets[piece.stays])
 
 
-def _parts(commits: Commits) -> tuple[Part, ...]:
+def _parts(commits: Commits) -> tuple[CompactionPart, ...]:
     """Return the whole log, all tombstones to be left out."""
     compaction = commits.at(commits.tail.compact).compaction or NEVER
     inputs: list[Input] = list(compaction.segments)

@@ -40,11 +40,11 @@ def wait_s(tail: Commit, tag: WriterTag | None, owner: str, lost: int, request_s
 def _before(tail: Commit, tag: WriterTag) -> int | None:
     """Return how many writers of the same sink go first; None if this one has never written: then none are known."""
     sink = tag.writer.rpartition("/")[0] + "/"
-    known = [each for each in tail.tags if each.writer.startswith(sink)]
-    if all(each.writer != tag.writer for each in known):
+    sibling_tags = [each for each in tail.tags if each.writer.startswith(sink)]
+    if all(each.writer != tag.writer for each in sibling_tags):
         return None
     place = _place(tag.writer)
-    return sum(each.tag < tag.tag and _place(each.writer) < place for each in known)
+    return sum(each.tag < tag.tag and _place(each.writer) < place for each in sibling_tags)
 
 
 def _place(writer: str) -> tuple[int, str]:

@@ -74,14 +74,14 @@ def moving(tail: Commit, back: TakeBack) -> tuple[WriterTag, ...]:
 
 def gathered(commits: Commits, back: TakeBack) -> tuple[VoidRange, ...]:
     """Return the offsets that become void; reads the commits since the base epoch, newest first."""
-    known = set(void_ranges(commits))
-    found: list[VoidRange] = []
+    old_ranges = set(void_ranges(commits))
+    new_ranges: list[VoidRange] = []
     commit = commits.tail
     while any(_is_ours(known_tag.writer, back) and known_tag.tag.epoch > back.to.epoch for known_tag in commit.tags):
         if commit.tag is not None and _is_ours(commit.tag.writer, back) and _is_undone(commit.tag.tag, back.to):
-            found += [VoidRange(s.partition, s.base, s.base + s.rows) for s in commit.segments]
+            new_ranges += [VoidRange(s.partition, s.base, s.base + s.rows) for s in commit.segments]
         commit = commits.at(commit.sequence - 1)
-    return _joined(one for one in found if not any(_inside(one, other) for other in known))
+    return _joined(one for one in new_ranges if not any(_inside(one, other) for other in old_ranges))
 
 
 def lost_to_compaction(commits: Commits, ranges: Iterable[VoidRange]) -> str | None:
@@ -272,10 +272,10 @@ def _inside(one: VoidRange, other: VoidRange) -> bool:
 
 def _joined(ranges: Iterable[VoidRange]) -> tuple[VoidRange, ...]:
     """Return the ranges in order, adjacent ones merged."""
-    joined: list[VoidRange] = []
+    merged_ranges: list[VoidRange] = []
     for one in sorted(ranges, key=lambda one: (one.partition, one.first)):
-        if joined and (joined[-1].partition, joined[-1].end) == (one.partition, one.first):
-            joined[-1] = VoidRange(one.partition, joined[-1].first, one.end)
+        if merged_ranges and (merged_ranges[-1].partition, merged_ranges[-1].end) == (one.partition, one.first):
+            merged_ranges[-1] = VoidRange(one.partition, merged_ranges[-1].first, one.end)
         else:
-            joined.append(one)
-    return tuple(joined)
+            merged_ranges.append(one)
+    return tuple(merged_ranges)

@@ -49,7 +49,7 @@ class Acknowledger:
         """Send a heartbeat."""
         if self._deploy is not None:
             generation, at = self._deploy.generation, () if self._acked is None else self._acked.part.positions
-            progress = m.Progress(positions=at, ends=at, operators=(m.OperatorProgress("counts", ROWS, 1, 1),))
+            progress = m.WorkerProgress(positions=at, ends=at, operators=(m.OperatorProgress("counts", ROWS, 1, 1),))
             delivered = () if self._acked is None else self._acked.part.delivered
             self._send(m.Heartbeat(self.worker, generation, False, False, delivered, progress, partitions=1))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness import Bench
 
-from holdfast.checkpoint.alignment import Alignment, Idle, step
+from holdfast.checkpoint.alignment import Alignment, NoBarrier, step
 from holdfast.model import Barrier, ChannelId, Epoch, Subtask
 
 
@@ -13,7 +13,7 @@ def bench_alignment(bench: Bench) -> None:
     width = bench.size("channels", smoke=4, full=256)
     rounds = bench.size("epochs", smoke=2, full=1_000)
     channels = [ChannelId(0, Subtask(sender), Subtask(0)) for sender in range(width)]
-    state: Alignment = Idle(frozenset(channels), Epoch(0))
+    state: Alignment = NoBarrier(frozenset(channels), Epoch(0))
     effects = 0
     with bench.timed():
         for epoch in range(1, rounds + 1):

@@ -22,13 +22,13 @@ import holdfast as hf
 from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.runtime.formats.json_lines import JsonLines
 from holdfast.runtime.plan.ahead import inline
-from holdfast.runtime.sources.kafka.feed import Feed
+from holdfast.runtime.sources.kafka.feed import MessageFeed
 from holdfast.runtime.worker.routing import Router
 from holdfast.runtime.worker.subtask import READ_BYTES_MAX
 from holdfast.state.changelog import SegmentHeader, seal
-from holdfast.state.compiled.sources import Input, sources_of
+from holdfast.state.compiled.sources import KernelInput, sources_of
 from holdfast.state.tables.kernels.layout import Do
-from holdfast.state.tables.table import Table
+from holdfast.state.tables.table import StateTable
 from holdfast.storage.kafka.place import place_of
 from holdfast.storage.rowhash import digest_of
 
@@ -58,7 +58,7 @@ def bench_count_steps(bench: Bench, kafka: KafkaServer, tmp_path: Path) -> None:
 
 def consumed(servers: str, topic: str, records: int) -> float:
     """Return the microseconds per record for messages and their values, by `consume()`."""
-    feed, began, count = Feed(place_of(servers, topic, None)), time.process_time(), 0
+    feed, began, count = MessageFeed(place_of(servers, topic, None)), time.process_time(), 0
     offsets = [0] * PARTITIONS
     while count < records:
         for partition, offset in enumerate(offsets):
@@ -90,7 +90,7 @@ def later_steps(servers: str, topic: str, folder: Path, records: int) -> dict[st
     plan = make("q_count", Places("broker.example:9092", folder)).plan()
     edge, (operator,) = plan.edges[0], plan.operators
     spec, router = operator.table, Router(edge, 2, plan.key_groups)
-    table = Table(spec, plan.key_groups)
+    table = StateTable(spec, plan.key_groups)
     count, total = (column.name for column in spec.columns)
     program, spent = table.program([(Do.COUNT, count, 0), (Do.ADD_INT, total, 0)]), dict[str, float]()
 
@@ -102,7 +102,7 @@ def later_steps(servers: str, topic: str, folder: Path, records: int) -> dict[st
 
     def fold(share: pa.RecordBatch) -> None:
         keys = spec.key.encode([share.column("bidder")])
-        table.fold(keys, program, sources_of([Input(share.column("price").to_numpy())]))
+        table.fold(keys, program, sources_of([KernelInput(share.column("price").to_numpy())]))
 
     for batch in list(batches(servers, topic, hf.JSON(Bid, time="ms"), records)):
         timed("digest for the audit", lambda: digest_of(batch))  # noqa: B023 - called immediately

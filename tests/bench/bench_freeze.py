@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 
 from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.state.changelog import SegmentHeader, seal_into
-from holdfast.state.compiled.sources import Input, sources_of
+from holdfast.state.compiled.sources import KernelInput, sources_of
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.paging.swap import resident_bytes
-from holdfast.state.tables.delta import Delta
+from holdfast.state.tables.delta import OperatorDelta
 from holdfast.state.tables.epochs import COPIED_AT_ONCE
 from holdfast.state.tables.frozen import FrozenDelta
 from holdfast.state.tables.kernels.layout import Do
-from holdfast.state.tables.table import ColumnSpec, Table, TableSpec
+from holdfast.state.tables.table import ColumnSpec, StateTable, TableSpec
 
 COLUMNS = (ColumnSpec("count", np.dtype(np.int64)), ColumnSpec("sum", np.dtype(np.int64)))
 NUMBER = KeyType(("k",), (pa.int64(),))
@@ -55,13 +55,13 @@ class Folded:
     """A table of many keys, and batches that fold into some of them, in random order."""
 
     def __init__(self, keys: int) -> None:
-        self.table = Table(TableSpec(1, "counts", NUMBER, COLUMNS), 128)
+        self.table = StateTable(TableSpec(1, "counts", NUMBER, COLUMNS), 128)
         self._program = self.table.program([(Do.COUNT, "count", 0), (Do.ADD_INT, "sum", 0)])
         self.numbers = np.random.default_rng(1).permutation(keys)
         self.rows = 0
 
     def fold(self, numbers: NDArray[np.int64]) -> None:
-        self.table.fold(NUMBER.from_ints(numbers), self._program, sources_of([Input(numbers)]))
+        self.table.fold(NUMBER.from_ints(numbers), self._program, sources_of([KernelInput(numbers)]))
         self.rows += numbers.size
 
     def fold_all(self, numbers: NDArray[np.int64]) -> None:
@@ -151,10 +151,10 @@ class Stepwise:
     def __len__(self) -> int:
         return len(self._delta)
 
-    def empty(self) -> Delta:
+    def empty(self) -> OperatorDelta:
         return self._delta.empty()
 
-    def sorted_parts(self, rows_max: int) -> Iterator[tuple[NDArray[np.uint16], Delta]]:
+    def sorted_parts(self, rows_max: int) -> Iterator[tuple[NDArray[np.uint16], OperatorDelta]]:
         parts = self._delta.sorted_parts(rows_max)
         while True:
             start = time.process_time()

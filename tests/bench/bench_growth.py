@@ -20,7 +20,7 @@ from msgspec import structs
 from scale import Epochs
 
 from holdfast.checkpoint import append, joblog
-from holdfast.checkpoint.catalogue import Catalogue, Retention, expirable
+from holdfast.checkpoint.catalogue import ObjectCatalogue, Retention, expirable
 from holdfast.checkpoint.manifest import Manifest, Named
 from holdfast.model import Epoch, Generation, SourcePosition, Subtask, Timeline, WorkerId
 from holdfast.runtime.driver import master, partitions
@@ -80,7 +80,7 @@ def old_job(epochs: int, savepoints: int = 3) -> joblog.Job:
     for epoch in range(1, epochs + 1):
         job = _next(job, completed(epoch).body)
     named = tuple(joblog.Savepoint(f"s{n}", Epoch(1 + n * epochs // savepoints)) for n in range(savepoints))
-    starts = tuple(joblog.Start(Generation(n), 0, "lost", "here", Epoch(0), Epoch(1)) for n in range(1, 2))
+    starts = tuple(joblog.GenerationStart(Generation(n), 0, "lost", "here", Epoch(0), Epoch(1)) for n in range(1, 2))
     return replace(job, savepoints=named, starts=starts, expired_through=Epoch(epochs // 20))
 
 
@@ -157,7 +157,7 @@ def a_compaction(epochs: int) -> Callable[[], object]:
 
 def a_sweep(epochs: int) -> Callable[[], object]:
     """Mark and expire with one object per epoch: linear in what is retained."""
-    job, catalogue = old_job(epochs), Catalogue()
+    job, catalogue = old_job(epochs), ObjectCatalogue()
     for each in catalogue.unread(job):
         catalogue.add(Named(each.body.epoch, (f"segments/00000001/{each.body.epoch:012d}/a",)))
     return lambda: catalogue.expire(job)
@@ -180,7 +180,7 @@ def wide_master(count: int, workers: int = 4, operators: int = 1) -> Master:
     for n, (worker, each) in enumerate(state.workers.items()):
         mine = tuple(at for at in places if at.subtask == n)
         names = [f"operator {number}" for number in range(operators)]
-        progress = m.Progress(
+        progress = m.WorkerProgress(
             positions=mine,
             ends=mine,
             operators=tuple(m.OperatorProgress(name, 1, 1, 1) for name in names),
@@ -247,7 +247,7 @@ def many_operators(count: int) -> Callable[[], object]:
 def a_heartbeat(workers: int) -> Callable[[], object]:
     """Take the heartbeat of one of many workers."""
     state = master_of(workers, manifest_of(100, workers))
-    beat = m.Heartbeat(WorkerId("w1"), state.job.generation, False, False, (), m.Progress(), partitions=1)
+    beat = m.Heartbeat(WorkerId("w1"), state.job.generation, False, False, (), m.WorkerProgress(), partitions=1)
     return lambda: master.step(state, beat, Moment(0.5))
 
 

@@ -135,7 +135,19 @@ class Copy:
         self._loop = WorkerLoop(WorkerId("w"), app.plan(), self._ports, Limits())
         handle, number = SnapshotHandle(Subtask(0), (0, 128), (), Epoch(0), ()), Generation(1)
         read = tuple(SourcePosition("bids", partition, 0) for partition in range(PARTITIONS))
-        given = JobUuid("j"), number, Timeline(1), Epoch(1), Epoch(0), m.Active(Subtask(0)), (), handle, read, (), ()
+        given = (
+            JobUuid("j"),
+            number,
+            Timeline(1),
+            Epoch(1),
+            Epoch(0),
+            m.ActiveRole(Subtask(0)),
+            (),
+            handle,
+            read,
+            (),
+            (),
+        )
         self._loop.received(m.Deploy(*given, claim=Claim("first", number)))
 
     def run(self, batches: int, rows: int) -> float:

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.state.changelog import SegmentHeader, seal, unseal
-from holdfast.state.compiled.sources import Input, sources_of
+from holdfast.state.compiled.sources import KernelInput, sources_of
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.tables.kernels.layout import Do
-from holdfast.state.tables.table import ColumnSpec, Table, TableSpec
+from holdfast.state.tables.table import ColumnSpec, StateTable, TableSpec
 
 COLUMNS = (ColumnSpec("count", np.dtype(np.int64)), ColumnSpec("sum", np.dtype(np.int64)))
 NUMBER = KeyType(("k",), (pa.int64(),))
@@ -41,8 +41,8 @@ def columns_of(kind: KeyType, given: pa.Array) -> list[pa.Array]:
     return [pa.array(np.full(len(given), 10_000_000)).view(TIME), given]
 
 
-def whole_table(kind: KeyType, keys: int) -> Table:
-    table = Table(TableSpec(1, "counts", kind, COLUMNS), 128)
+def whole_table(kind: KeyType, keys: int) -> StateTable:
+    table = StateTable(TableSpec(1, "counts", kind, COLUMNS), 128)
     table.slots(kind.encode(columns_of(kind, named(kind, np.arange(keys)))))
     return table
 
@@ -56,7 +56,7 @@ def bench_keyed_count_and_sum(bench: Bench, kind: KeyType) -> None:
     program = table.program([(Do.COUNT, "count", 0), (Do.ADD_INT, "sum", 0)])
     with bench.timed():
         for given, values in columns:
-            table.fold(kind.encode(columns_of(kind, given)), program, sources_of([Input(values)]))
+            table.fold(kind.encode(columns_of(kind, given)), program, sources_of([KernelInput(values)]))
     counted = int(table.column("count").sum())
     assert counted == rows
     bench.report(per=rows, unit="row", check=counted)
@@ -68,7 +68,7 @@ def bench_parts(bench: Bench, what: str, keys: int) -> None:
     """One part of the work on integer keys in random order, and the memory of a key."""
     keys = bench.size("keys", smoke=keys // 1_000, full=keys)
     rng, size = np.random.default_rng(1), 65_536
-    table = Table(TableSpec(1, "counts", NUMBER, COLUMNS), 128)
+    table = StateTable(TableSpec(1, "counts", NUMBER, COLUMNS), 128)
     program = table.program([(Do.COUNT, "count", 0), (Do.ADD_INT, "sum", 0)])
     numbers = rng.permutation(keys)
     born = [NUMBER.from_ints(numbers[first : first + size]) for first in range(0, keys, size)]
@@ -83,7 +83,7 @@ def bench_parts(bench: Bench, what: str, keys: int) -> None:
     for part in born:
         table.slots(part)
     drawn = [rng.integers(0, keys, size) for _ in range(bench.size("batches", smoke=2, full=32))]
-    asked, inputs = [NUMBER.from_ints(part) for part in drawn], [Input(part) for part in drawn]
+    asked, inputs = [NUMBER.from_ints(part) for part in drawn], [KernelInput(part) for part in drawn]
     slots = [table.slots(part) for part in asked]
     with bench.timed():
         for number, part in enumerate(asked):

@@ -105,7 +105,9 @@ def master_of(workers: int, base: Manifest) -> Master:
     done = tuple(completed(epoch) for epoch in range(base.epoch - recent, base.epoch + 1))
     job = joblog.Job(UUID, "job", KEY_GROUPS, 0, 9, GENERATION, owner="d", first_epoch=Epoch(1), completed=done)
     workers_of = {
-        WorkerId(f"w{i}"): Hosted(("10.0.0.1", 9_000 + i), "here", i, i, 0.0, heard(f"w{i}"), role=m.Active(Subtask(i)))
+        WorkerId(f"w{i}"): Hosted(
+            ("10.0.0.1", 9_000 + i), "here", i, i, 0.0, heard(f"w{i}"), role=m.ActiveRole(Subtask(i))
+        )
         for i in range(workers)
     }
     epochs = coordinator.start(workers, base.epoch, Epoch(base.epoch + 1))
@@ -115,7 +117,7 @@ def master_of(workers: int, base: Manifest) -> Master:
 
 
 def heard(worker: str) -> m.Heartbeat:
-    return m.Heartbeat(WorkerId(worker), GENERATION, False, False, (), m.Progress())
+    return m.Heartbeat(WorkerId(worker), GENERATION, False, False, (), m.WorkerProgress())
 
 
 def completed(epoch: int) -> joblog.Completed:

@@ -11,16 +11,16 @@ import pyarrow as pa
 
 import holdfast as hf
 from holdfast.model import Epoch, JobUuid, Subtask, Tag, Timeline, Writer
-from holdfast.runtime.sources.files.catalogue import FILES_PER_LISTING, Catalogue, Entry, Head
+from holdfast.runtime.sources.files.catalogue import FILES_PER_LISTING, FileCatalogue, FileCatalogueHead, FileEntry
 from holdfast.runtime.sources.files.formats import Format
 from holdfast.runtime.sources.files.reading import OpenFiles
 from holdfast.sinks.contract.sink import Sink
 from holdfast.sinks.contract.target import Delivered
-from holdfast.storage.folders import Found, ReadFile
+from holdfast.storage.folders import FolderFile, ReadFile
 from holdfast.storage.objects import MemoryObjects
 
 SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False)])
-HEAD = Head(folder="files-1", path="in", format="jsonl", partitions=4, bounded=False)
+HEAD = FileCatalogueHead(folder="files-1", path="in", format="jsonl", partitions=4, bounded=False)
 FILE_BYTES = 1_000
 
 
@@ -28,24 +28,24 @@ class Names:
     """A folder that is listed only. See folders.Folder."""
 
     def __init__(self, files: int) -> None:
-        self.names = [Found(f"2026-11-28/{number:09d}.jsonl", FILE_BYTES, "1") for number in range(files)]
+        self.names = [FolderFile(f"2026-11-28/{number:09d}.jsonl", FILE_BYTES, "1") for number in range(files)]
 
     def check(self) -> None:
         """There is such a folder."""
 
-    def files(self) -> list[Found]:
+    def files(self) -> list[FolderFile]:
         """Return all files."""
         return list(self.names)
 
-    def look(self, name: str) -> Found | None:
+    def look(self, name: str) -> FolderFile | None:
         """Return a file as it was listed."""
         return next((each for each in self.names if each.name == name), None)
 
-    def opened(self, file: Found) -> ReadFile | None:
+    def opened(self, file: FolderFile) -> ReadFile | None:
         """No file is read."""
         raise AssertionError(file)
 
-    def verify(self, file: Found) -> bool:
+    def verify(self, file: FolderFile) -> bool:
         """No file changes."""
         return True
 
@@ -54,7 +54,7 @@ class Names:
 def filled(files: int) -> MemoryObjects:
     """Return the folder of a source that has listed so many files, all at once."""
     store = MemoryObjects()
-    catalogue, entries = Catalogue(store, HEAD), [Entry(*each, span=FILE_BYTES) for each in Names(files).names]
+    catalogue, entries = FileCatalogue(store, HEAD), [FileEntry(*each, span=FILE_BYTES) for each in Names(files).names]
     for first in range(0, files, FILES_PER_LISTING):
         assert catalogue.append(entries[first : first + FILES_PER_LISTING])
     return store
@@ -64,7 +64,7 @@ def filled(files: int) -> MemoryObjects:
 def opened(files: int) -> OpenFiles:
     """Return the source of a driver that knows so many files."""
     form = Format("jsonl", SCHEMA, {})
-    catalogue = Catalogue(filled(files), HEAD)
+    catalogue = FileCatalogue(filled(files), HEAD)
     return OpenFiles(
         Names(files), "in", catalogue, form, partitions=HEAD.partitions, bounded=False, lists=True, every_s=0.0
     )
@@ -79,7 +79,7 @@ def a_listing(files: int) -> Callable[[], object]:
 def an_opening(files: int) -> Callable[[], object]:
     """Read the catalogue, as each worker does when it is deployed."""
     store = filled(files)
-    return lambda: Catalogue(store, HEAD).refresh()
+    return lambda: FileCatalogue(store, HEAD).refresh()
 
 
 def a_position(files: int) -> Callable[[], object]:

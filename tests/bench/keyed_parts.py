@@ -14,9 +14,9 @@ from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.runtime.worker.routing import Router
 from holdfast.runtime.worker.subtask import READ_BYTES_MAX
 from holdfast.state.changelog import SegmentHeader, seal
-from holdfast.state.compiled.sources import Input, sources_of
+from holdfast.state.compiled.sources import KernelInput, sources_of
 from holdfast.state.tables.kernels.layout import Do
-from holdfast.state.tables.table import Table
+from holdfast.state.tables.table import StateTable
 from holdfast.storage.log.log import LogReader
 from holdfast.storage.objects import open_objects
 from holdfast.storage.rowhash import digest_of
@@ -29,7 +29,7 @@ def parts_ns(folder: Path, rows_max: int) -> dict[str, float]:
     plan = make(folder).plan()
     edge, (operator,) = plan.edges[0], plan.operators
     spec, router = operator.table, Router(edge, 2, plan.key_groups)
-    table = Table(spec, plan.key_groups)
+    table = StateTable(spec, plan.key_groups)
     number, total = (column.name for column in spec.columns)
     program = table.program([(Do.COUNT, number, 0), (Do.ADD_INT, total, 0)])
     reader, offset, spent = LogReader(open_objects(str(folder / "input"))), 0, dict[str, float]()
@@ -55,7 +55,7 @@ def parts_ns(folder: Path, rows_max: int) -> dict[str, float]:
             wire = timed("encode", lambda: share.serialize().to_pybytes())  # noqa: B023
             came = timed("decode", lambda: pa.ipc.read_record_batch(pa.py_buffer(wire), SCHEMA))  # noqa: B023
             keys = timed("keys", lambda: spec.key.encode([came.column("k")]))  # noqa: B023
-            given = Input(came.column("v").to_numpy())
+            given = KernelInput(came.column("v").to_numpy())
             timed("find, mark, count and sum", lambda: table.fold(keys, program, sources_of([given])))  # noqa: B023
     timed("freeze", lambda: table.freeze(Epoch(1), Epoch(0)))
     delta = table.delta(Epoch(1))

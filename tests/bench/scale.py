@@ -33,8 +33,8 @@ from holdfast.runtime.driver.events import (
     Send,
     Step,
     StoreManifest,
-    StreamClosed,
     Tick,
+    WorkerStreamClosed,
 )
 from holdfast.runtime.driver.state import Deployed, Master, Running
 from holdfast.runtime.wire import messages as m
@@ -135,7 +135,7 @@ class Epochs:
         """Take a heartbeat of every worker."""
         for n in range(self.workers):
             beat = m.Heartbeat(
-                WorkerId(f"w{n}"), self.state.job.generation, False, False, (), m.Progress(), partitions=1
+                WorkerId(f"w{n}"), self.state.job.generation, False, False, (), m.WorkerProgress(), partitions=1
             )
             data = msgspec.msgpack.encode(beat)
             self._timed("heartbeat", lambda d=data: self._heard(d))  # type: ignore[misc]
@@ -145,7 +145,7 @@ class Epochs:
         lost, before = WorkerId("w0"), self.spent["epoch"]
         hosted = self.state.workers[lost]
         effects = self._timed(
-            "epoch", lambda: master.step(self.state, StreamClosed(lost, "its stream closed"), Moment(self.now))
+            "epoch", lambda: master.step(self.state, WorkerStreamClosed(lost, "its stream closed"), Moment(self.now))
         )
         assert any(isinstance(each, Dismiss) for each in effects)
         effects = self._timed("epoch", lambda: master.step(self.state, Tick(), Moment(self.now, AT_US)))

@@ -142,7 +142,7 @@ class TestPositions:
             wait(lambda: source.end_offsets() == {0: 5}, "the end of the transaction")
             wait(lambda: read_all(source, 2) == ({2: 2, 3: 3}, 5), "its records")
 
-    def test_of_single_records_survive_a_compaction(self, kafka: KafkaServer) -> None:
+    def test_positions_of_single_records_survive_a_compaction(self, kafka: KafkaServer) -> None:
         settings: dict[str, Any] = {
             "cleanup_policy": "compact",
             "segment_ms": "100",
@@ -176,7 +176,7 @@ class TestPositions:
 
 
 class TestRecords:
-    def test_that_cannot_be_decoded_keep_their_place_and_bytes(self, kafka: KafkaServer) -> None:
+    def test_undecodable_records_keep_their_offset_and_bytes(self, kafka: KafkaServer) -> None:
         topic = kafka.topic()
         kafka.produce(topic, [number(0), b"nonsense", None, b'{"n": "7"}', number(4)])
         with opened(kafka.servers, topic) as source:
@@ -425,30 +425,34 @@ class TestErrors:
         assert PASSWORD not in f"{caught.value} {caught.value.__cause__} {caught.value.__context__}"
         return caught.value
 
-    def test_of_a_topic_that_does_not_exist_say_how_to_create_it(
+    def test_the_error_for_a_missing_topic_shows_how_to_create_it(
         self, kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(questions, "MISSING_FOR_S", 0.0)
         error = self.check(kafka.servers, "no-such-topic")
         assert isinstance(error, hf.ConfigError) and "'no-such-topic'" in error.what and "--create" in error.next_step
 
-    def test_of_servers_that_are_not_there_say_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_error_for_unreachable_servers_names_them(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(questions, "FIRST_ANSWER_WITHIN_S", 1.0)
         error = self.check("127.0.0.1:1", "bids")
         assert isinstance(error, Unavailable) and "127.0.0.1:1" in error.what and "refused" in error.what
 
-    def test_of_options_name_the_option(self, kafka: KafkaServer) -> None:
+    def test_the_error_for_an_unknown_option_names_the_option(self, kafka: KafkaServer) -> None:
         error = self.check(kafka.servers, "bids", **{"fetch.min.bites": 1})
         assert isinstance(error, hf.ConfigError) and "fetch.min.bites" in error.what
 
-    def test_of_credentials_never_show_them(self, kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_credential_errors_never_show_the_password(
+        self, kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         topic = kafka.topic()
         monkeypatch.setenv("KAFKA_PASSWORD", f"{PASSWORD}-wrong")
         secret = {"sasl.password": hf.secret("env:KAFKA_PASSWORD")}
         error = self.check(kafka.guarded, topic, **GUARDED, **secret)
         assert isinstance(error, hf.ConfigError) and "refused the credentials" in error.what
 
-    def test_of_missing_rights_name_the_topic(self, kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_error_for_missing_rights_names_the_topic(
+        self, kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         topic = kafka.topic()
         kafka.produce(topic, numbers(0, 2))
         monkeypatch.setenv("KAFKA_PASSWORD", PASSWORD)
@@ -480,7 +484,7 @@ class TestErrors:
 
 
 class TestReaders:
-    def test_of_many_partitions_keep_what_they_fetch_in_bounds(
+    def test_readers_of_many_partitions_bound_what_they_fetch(
         self, kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch, handed_over: str
     ) -> None:
         bounds = batches if handed_over == "columns" else feed
@@ -499,7 +503,7 @@ class TestReaders:
                 first.append(read)
             assert _drained(readers[0]) == list(range(1, 1_000))
             if handed_over == "messages":
-                assert isinstance(source._feed, feed.Feed)
+                assert isinstance(source._feed, feed.MessageFeed)
                 queues = source._feed._queues
                 assert all(queues[partition].size <= 20_000 + 50 * 220 for partition in (1, 2))
                 assert any(queues[partition].paused for partition in (1, 2))
@@ -555,7 +559,7 @@ class TestConsumerGroup:
             publisher.publish({0: 1})
         publisher.close()
 
-    def test_of_a_sink_or_without_a_name_is_refused_when_it_is_planned(self) -> None:
+    def test_a_consumer_group_on_a_sink_or_without_a_name_is_refused_at_planning(self) -> None:
         with pytest.raises(hf.ConfigError, match="a sink has no offsets"):
             hf.Kafka("localhost:1", "t", group="billing").sink()
         with pytest.raises(hf.ConfigError, match="group is empty"):

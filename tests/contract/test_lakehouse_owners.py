@@ -93,7 +93,7 @@ def owned(table: Table) -> Table:
 class TestTableWithAKey:
     """It belongs to one sink of one job: a rewind of another one would take its rows back."""
 
-    def test_of_two_first_deliveries_one_is_made(self, table: Table) -> None:
+    def test_only_one_of_two_first_deliveries_to_a_keyed_table_succeeds(self, table: Table) -> None:
         """Both jobs find a table without a sink, and compare it before either commits."""
         done: list[object] = []
 
@@ -195,7 +195,7 @@ class TestTableOfAnEarlierVersion:
         table.deliver(1, claim=None)
         assert table.rival() is None
 
-    def test_that_two_jobs_shared_belongs_to_the_first_that_delivers(self, old: Table) -> None:
+    def test_an_older_table_shared_by_two_jobs_belongs_to_the_first_that_delivers(self, old: Table) -> None:
         old.deliver(1, 9, job=THEIRS, writer=ELSE, claim=None)
         assert old.rival(JOB) is None and old.rival(THEIRS, "else") is None
         old.deliver(2, 2)
@@ -235,7 +235,7 @@ class TestTableWithoutAKey:
             with pytest.raises(ConfigError, match="holds output of a sink 'out' of another job"):
                 shared.added.sink.check_owner(job, "out")
 
-    def test_of_two_first_deliveries_under_one_name_one_is_made(self, table: Table) -> None:
+    def test_only_one_of_two_first_deliveries_under_the_same_sink_name_succeeds(self, table: Table) -> None:
         """Both jobs were started before either delivered, and compare the table before either commits."""
         done: list[object] = []
 
@@ -257,7 +257,7 @@ class TestTableWithoutAKey:
         assert done == [Delivered(1)] and table.numbers() == [1]
         assert table.add(2, 2) == Delivered(1) and table.numbers() == [1, 2]
 
-    def test_of_two_jobs_that_an_earlier_version_admitted_the_last_one_continues(self, table: Table) -> None:
+    def test_after_an_older_version_admitted_two_jobs_the_last_one_continues(self, table: Table) -> None:
         for job, number in ((JOB, 1), (THEIRS, 7)):
             table.added.sink.open(job, LEFT).deliver(tag(1), rows(number))
         with pytest.raises(Fenced, match="holds output of a sink 'out' of another job"):

@@ -261,7 +261,7 @@ class TestRestores:
         assert wait(lambda: restored(changelog), "a restore") == dict.fromkeys(range(3), "x")
 
     @IN_EVERY_WAY
-    def test_that_are_cut_off_in_the_middle_give_no_state(self, kafka_away: FailingKafka, how: Fault) -> None:
+    def test_a_restore_cut_off_in_the_middle_returns_no_state(self, kafka_away: FailingKafka, how: Fault) -> None:
         _, changelog = delivered(kafka_away, 60_000, "x" * 200)
         seen = list[tuple[int, int]]()
         with ExitStack() as fault:

@@ -26,7 +26,7 @@ from holdfast.model import Epoch, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.contract.sink import Repair, Rewinding, Sink
 from holdfast.sinks.contract.target import DELETE, OP, PUT, Delivered, EpochOutput, Fault, FaultPoint, Target, no_fault
 from holdfast.sinks.files import repair as files_repair
-from holdfast.sinks.files.commits import Commits, Stores
+from holdfast.sinks.files.commits import FolderCommits, Stores
 from holdfast.sinks.files.format import OWN_FOLDER
 from holdfast.sinks.files.sink import FilesSink
 from holdfast.sinks.log import sink as log_sink
@@ -165,7 +165,7 @@ class FilesWorld:
 
     def repair(self, rewinding: Rewinding, fault: Fault = no_fault) -> Repair:
         own = FaultyOwnObjects(f"{self.sink.path}/{OWN_FOLDER}", fault)
-        commits = Commits(self.sink.where, lambda: Stores(LocalObjects(self.sink.path), own))
+        commits = FolderCommits(self.sink.where, lambda: Stores(LocalObjects(self.sink.path), own))
         done = files_repair.repair(self.sink.where, commits, self._size_of, rewinding)
         fault("after_commit")
         return done

@@ -163,7 +163,7 @@ class TestTableWithAKey:
             owned.deliver(9, 9, job=THEIRS, claim=MOVES)
         assert owned.numbers() == [1, 2]
 
-    def test_that_was_deleted_belongs_to_the_first_that_delivers(self, owned: OwnedTable) -> None:
+    def test_a_deleted_and_recreated_table_belongs_to_the_first_job_that_delivers(self, owned: OwnedTable) -> None:
         owned.drop()
         owned.sink.prepare(SCHEMA, None)
         assert owned.rival() is None
@@ -172,7 +172,7 @@ class TestTableWithAKey:
             owned.deliver(2, 2)
         assert owned.numbers() == [9]
 
-    def test_that_was_restored_has_the_sink_of_its_rows(self, owned: OwnedTable) -> None:
+    def test_a_restored_table_belongs_to_the_sink_of_its_rows(self, owned: OwnedTable) -> None:
         restore = owned.back_up()
         owned.deliver(9, 9, job=THEIRS, claim=MOVES)
         restore()

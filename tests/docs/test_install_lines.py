@@ -41,7 +41,7 @@ class TestMessages:
         wrong = [each.name for each in modules if "pip install" in (text := each.read_text()) and "'holdfast[" in text]
         assert wrong == [], "they say what to install by holdfast.extras.install"
 
-    def test_of_an_unknown_installation_name_the_extra(self) -> None:
+    def test_install_messages_for_an_unknown_installation_name_the_extra(self) -> None:
         assert install("kafka", of="a-package-that-is-missing") == "pip install 'a-package-that-is-missing[kafka]'"
 
     def test_put_the_least_version_first(self) -> None:

@@ -49,7 +49,7 @@ class TestArchive:
         assert start(caches, tmp_path) == (True, quiet)
         assert [file.suffix for file in sorted((caches / FOLDER).iterdir())] == [".jsa", ".starts"]
 
-    def test_that_is_damaged_is_ignored_without_a_word(self, caches: Path, tmp_path: Path) -> None:
+    def test_a_damaged_archive_is_ignored_silently(self, caches: Path, tmp_path: Path) -> None:
         for _ in range(2):
             start(caches, tmp_path)
         (stored,) = (caches / FOLDER).glob("*.jsa")

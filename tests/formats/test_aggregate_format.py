@@ -15,7 +15,7 @@ from holdfast.runtime.functions.aggregation import bound, state_columns
 from holdfast.runtime.functions.registry import KINDS
 from holdfast.runtime.operators.aggregates.aggregate import Folding, value_columns
 from holdfast.state.keys.batch import KeyType
-from holdfast.state.tables.table import Table, TableSpec
+from holdfast.state.tables.table import StateTable, TableSpec
 
 GOLDEN = Path(__file__).with_name("aggregates_v1.json")
 KEY = KeyType(("k",), (pa.int64(),))
@@ -44,7 +44,7 @@ def state_of(name: str, kind: str) -> dict[str, list[Any]]:
     fields = [pa.field("k", pa.int64(), nullable=False), pa.field("v", of), pa.field("by", pa.int64(), nullable=False)]
     schema = pa.schema(fields)
     aggregation = bound("x", oracles.CALLS[name](), schema, "a test")
-    table = Table(TableSpec(1, "kept", KEY, value_columns([aggregation])), 1)
+    table = StateTable(TableSpec(1, "kept", KEY, value_columns([aggregation])), 1)
     folding, keys = Folding("kept", [aggregation], table, "job"), pa.array([1] * len(values))
     slots = folding.fold(
         KEY.encode([keys]),

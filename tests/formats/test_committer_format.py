@@ -58,7 +58,7 @@ class TestAManifestWithACommitter:
         """A sweep of the job's root must not take those of the target for its own."""
         assert named_in(GOLDEN.read_bytes(), REF).paths == (REF.path, *(ref.path for ref in PARTS))
 
-    def test_of_a_later_version_is_refused(self) -> None:
+    def test_a_committer_manifest_of_a_later_version_is_refused(self) -> None:
         newer = GOLDEN.read_bytes().replace(b'"v":5', b'"v":%d' % (FORMAT_VERSION + 1), 1)
         with pytest.raises(hf.ConfigError, match="has format"):
             decode(newer, REF)

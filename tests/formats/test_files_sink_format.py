@@ -10,13 +10,13 @@ import pytest
 from holdfast.errors import ConfigError
 from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.contract.owners import Claim, Held
-from holdfast.sinks.files.commits import Commits, Stores
+from holdfast.sinks.files.commits import FolderCommits, Stores
 from holdfast.sinks.files.format import (
     META_PATH,
     Claimed,
-    Commit,
+    FolderCommit,
+    FolderTag,
     StagedFile,
-    WriterTag,
     before_the_first,
     decode_meta,
     delivery,
@@ -41,26 +41,26 @@ NAME = writer_name(JOB, WRITER)
 FIRST_ID, SECOND_ID = "0123456789abcdef" * 2, "fedcba9876543210" * 2
 
 
-def commits() -> list[Commit]:
+def commits() -> list[FolderCommit]:
     """A delivery of two files, and the rewind that takes them back."""
     staged = [
         StagedFile(folder, 2, 700, staged_path(JOB, WRITER, Tag(Timeline(1), Epoch(7)), FIRST_ID, number))
         for number, folder in enumerate(("ä=x%2Fy/date=2026-11-26", "ä=z/date=2026-11-26"))
     ]
-    first = delivery(before_the_first(META), FIRST_ID, WriterTag(NAME, 1, 7), staged, BY)
+    first = delivery(before_the_first(META), FIRST_ID, FolderTag(NAME, 1, 7), staged, BY)
     emptied = [file.path for file in first.files]
-    return [first, taking_back(first, SECOND_ID, [WriterTag(NAME, 2, 6)], emptied, BY)]
+    return [first, taking_back(first, SECOND_ID, [FolderTag(NAME, 2, 6)], emptied, BY)]
 
 
 class TestFormatOne:
     def test_is_read(self) -> None:
         meta = decode_meta(LocalObjects(GOLDEN).get(META_PATH))
         assert meta == META and meta.columns.equals(SCHEMA) and meta.partitioning == Partitioning(("ä",), "at")
-        found = Commits("files", lambda: Stores(MemoryObjects(), LocalObjects(GOLDEN)))
+        found = FolderCommits("files", lambda: Stores(MemoryObjects(), LocalObjects(GOLDEN)))
         assert found.refresh() == commits()[1] and found.at(1) == commits()[0]
         assert found.tail.held(JOB, "out") == Held("token", Generation(3))
         assert found.tail.newest_of(JOB, "out") == Tag(Timeline(2), Epoch(6))
-        assert [staged_by(file.staged) for file in found.at(1).files] == [WriterTag(NAME, 1, 7)] * 2
+        assert [staged_by(file.staged) for file in found.at(1).files] == [FolderTag(NAME, 1, 7)] * 2
 
     def test_is_written_byte_for_byte(self) -> None:
         written = {META_PATH: encode(META), **{commit_path(n): encode(each) for n, each in enumerate(commits(), 1)}}

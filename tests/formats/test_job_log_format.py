@@ -173,8 +173,8 @@ class TestFormatFiveOfTheJobLog:
             "trial",
             128,
             (
-                joblog.Origin("bids", JobUuid("1" * 32), Timeline(1), Epoch(3), {}),
-                joblog.Origin(
+                joblog.ForkOrigin("bids", JobUuid("1" * 32), Timeline(1), Epoch(3), {}),
+                joblog.ForkOrigin(
                     "hot-auctions",
                     JobUuid("2" * 32),
                     Timeline(2),
@@ -231,10 +231,10 @@ class TestStoredFold:
         for at in range(len(data)):
             assert folds.decode(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :], 4) is None
 
-    def test_of_an_earlier_version_is_ignored(self) -> None:
+    def test_a_stored_fold_of_an_earlier_version_is_ignored(self) -> None:
         assert folds.decode(self.OLDER.read_bytes(), 4) is None
 
-    def test_of_another_record_is_ignored(self) -> None:
+    def test_a_stored_fold_of_another_record_is_ignored(self) -> None:
         assert folds.decode(self.GOLDEN.read_bytes(), 5) is None
 
 

@@ -23,7 +23,7 @@ from holdfast.sinks.contract.owners import Claim, Held
 from holdfast.sinks.contract.sink import Rewinding
 from holdfast.sinks.contract.target import DELETE, OP, PUT
 from holdfast.sinks.kafka.changelog.reading import OpenKafkaChangelog
-from holdfast.sinks.kafka.changelog.sink import KafkaChangelog, TopicSink
+from holdfast.sinks.kafka.changelog.sink import KafkaChangelog, KafkaTopicSink
 from holdfast.sinks.kafka.progress import Compacted
 from holdfast.state.records import KEY, RECORDS
 from holdfast.storage.kafka.place import KafkaPlace
@@ -66,7 +66,7 @@ class Written:
 
     def __init__(self) -> None:
         self.memory = InMemory(partitions=2, id="V0u2KS3mQcGW3nHo0Ye4qA")
-        self.sink = TopicSink(PLACE, KEY, GROUPS, self.memory)
+        self.sink = KafkaTopicSink(PLACE, KEY, GROUPS, self.memory)
 
     def deliver(self, of: Tag, rows: Mapping[bytes, bytes | None]) -> None:
         self.sink.open(JOB, WRITER, CLAIM).deliver(of, [changes(of.epoch, rows)])
@@ -163,7 +163,9 @@ class TestFormatOne:
         for step, last in (("delivered", tag(104, 2)), ("compacted", tag(104, 2))):
             memory = stored(step)
             before = state(opened(memory), 104)
-            TopicSink(PLACE, KEY, GROUPS, memory).open(JOB, WRITER, CLAIM).deliver(last, [changes(104, {C: b"\x01c4"})])
+            KafkaTopicSink(PLACE, KEY, GROUPS, memory).open(JOB, WRITER, CLAIM).deliver(
+                last, [changes(104, {C: b"\x01c4"})]
+            )
             assert KafkaChangelog(PLACE, memory, 1).compaction(JOB).compact(CLAIM.owner, HISTORY, Epoch(104))
             assert live(state(opened(memory), 104)) == live({**before, C: b"\x01c4"})
 
@@ -172,14 +174,14 @@ class TestFormatOne:
         assert partitions_of(pa.array(keys, pa.large_binary()), 2, GROUPS).tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
 
     @pytest.mark.parametrize("step", STEPS)
-    def test_of_a_later_version_is_refused_before_any_of_it_counts(self, step: str) -> None:
+    def test_records_of_a_later_format_version_are_refused_before_any_is_applied(self, step: str) -> None:
         memory = stored(step)
         for log in memory.fake.logs.values():
             log[:] = [record and (record[0], record[1].replace(b'"end":{"v":1,', b'"end":{"v":2,')) for record in log]
         with pytest.raises(Damaged, match="in version 2 of the format"):
             state(opened(memory), 103)
 
-    def test_of_a_later_version_of_the_progress_topic_is_refused(self) -> None:
+    def test_a_progress_topic_of_a_later_format_version_is_refused(self) -> None:
         for kind in (b'["tag"', b'["owner"', b'["changelog"', b'["base"'):
             memory = stored("compacted")
             memory.fake.marks[:] = [

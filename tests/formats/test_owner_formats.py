@@ -75,7 +75,7 @@ class TestLogStartThatNamesOwners:
         assert joblog.fold(None, found).reached == (Tag(Timeline(1), Epoch(1)),)
         assert LOG_START.read_bytes().startswith(b'{"seq":9,') and b'"v":4,' in LOG_START.read_bytes()
 
-    def test_of_format_three_is_decoded_with_its_owners_and_keeps_its_hash(self) -> None:
+    def test_a_format_three_log_start_decodes_with_its_owners_and_keeps_its_hash(self) -> None:
         data = OLDER_LOG_START.read_bytes()
         found = joblog.decode(data, "log/9.json")
         job = joblog.fold(None, found)

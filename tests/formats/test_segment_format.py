@@ -15,14 +15,14 @@ from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.state import changelog, packing
 from holdfast.state.changelog import SegmentHeader, opened, seal, unseal, write_as
 from holdfast.state.keys.batch import KeyType
-from holdfast.state.tables.delta import Delta
+from holdfast.state.tables.delta import OperatorDelta
 
 HERE = Path(__file__).parent
 HEADER = SegmentHeader(JobUuid("job"), Generation(3), Timeline(1), Epoch(7), Epoch(5), WorkerId("w1"))
 NOTHING, LAST = -(1 << 63), (1 << 63) - 1
 
 
-def rows(delta: Delta) -> set[tuple[object, ...]]:
+def rows(delta: OperatorDelta) -> set[tuple[object, ...]]:
     ends, users = delta.keys.type.decode(delta.keys)
     return set(
         zip(
@@ -58,7 +58,7 @@ def version_3() -> bytes:
     through[4:9] = 10
     columns = {name: pa.array(values, kind) for name, (kind, values) in VALUES.items()} | {"n": np.arange(4)}
     deltas = [
-        Delta(Epoch(7), Epoch(5), operator, 16, key, puts, dict(columns), bounds)
+        OperatorDelta(Epoch(7), Epoch(5), operator, 16, key, puts, dict(columns), bounds)
         for operator, key, bounds in ((1, keys[0], None), (2, keys[1], through))
     ]
     return seal(HEADER, deltas)
@@ -87,7 +87,7 @@ def version_6(patched: pytest.MonkeyPatch) -> bytes:
         "at": numbers.view("datetime64[us]"),
     }
     keys = KINDS[1].from_ints((numbers - 20) * 1_000_003)
-    return seal(HEADER, [Delta(Epoch(7), Epoch(5), 1, 2, keys, numbers % 5 != 0, columns)])
+    return seal(HEADER, [OperatorDelta(Epoch(7), Epoch(5), 1, 2, keys, numbers % 5 != 0, columns)])
 
 
 class TestSegmentFormat:

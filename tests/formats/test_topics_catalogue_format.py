@@ -7,16 +7,16 @@ from pathlib import Path
 from holdfast.runtime.sources.kafka.topics.catalogue import (
     Added,
     Catalogue,
-    Head,
     Listed,
     Place,
+    TopicCatalogueHead,
     read_head,
 )
 from holdfast.runtime.sources.objects import HEAD_PATH, write_head
 from holdfast.storage.objects import LocalObjects, MemoryObjects
 
 GOLDEN = Path(__file__).parent / "topics_v1"
-HEAD = Head(folder="topics-0123456789ab", cluster="MkU3OEVBNTcwNTJENDM2Qg")
+HEAD = TopicCatalogueHead(folder="topics-0123456789ab", cluster="MkU3OEVBNTcwNTJENDM2Qg")
 LISTINGS = (
     [Added("orders.de", "V0u2KS3mQcGW3nHo0Ye4qA", 2), Added("orders.fr", None, 1)],
     [Added("orders.at", "0dCVCTcZTS2yZWwi6VMfCw", 1), Added("orders.de", "V0u2KS3mQcGW3nHo0Ye4qA", 1)],

@@ -8,10 +8,10 @@ from itertools import count
 
 from kafka_fake import FakeBrokers, FakeConnection
 
-from holdfast.sinks.kafka.changelog.reading import Found, Gone
+from holdfast.sinks.kafka.changelog.reading import FeedRecord, RecordsGone
 from holdfast.sinks.kafka.changelog.sink import Brokers
 from holdfast.sinks.kafka.progress import Layout, Progress
-from holdfast.sinks.kafka.target import Connection, Records
+from holdfast.sinks.kafka.target import BrokerConnection, Records
 from holdfast.storage.kafka.place import KafkaPlace
 
 
@@ -42,7 +42,7 @@ class InMemory(Brokers):
         """See Brokers.topic."""
         return FakeTopic(self)
 
-    def connection(self, place: KafkaPlace, transactional_id: str) -> Connection:
+    def connection(self, place: KafkaPlace, transactional_id: str) -> BrokerConnection:
         """See Brokers.connection."""
         return Refusing(self, transactional_id)
 
@@ -133,18 +133,18 @@ class FakeFeed:
     memory: InMemory
     positions: dict[int, int]
 
-    def poll(self) -> Sequence[Found]:
+    def poll(self) -> Sequence[FeedRecord]:
         """See Feed.poll."""
         self.memory.fake.cut("poll")
         found = []
         for partition, position in self.positions.items():
             log = self.memory.fake.logs.get(partition, [])
             if not self.memory.removed.get(partition, 0) <= position <= len(log):
-                raise Gone(partition, position)
+                raise RecordsGone(partition, position)
             for offset in range(position, len(log)):
                 if (record := log[offset]) is not None:
-                    found.append(Found(partition, offset, *record))
-            found.append(Found(partition, len(log), None, None))
+                    found.append(FeedRecord(partition, offset, *record))
+            found.append(FeedRecord(partition, len(log), None, None))
             self.positions[partition] = len(log)
         return found
 

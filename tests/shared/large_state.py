@@ -20,9 +20,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
-from holdfast.state.compiled.sources import Input, sources_of
+from holdfast.state.compiled.sources import KernelInput, sources_of
 from holdfast.state.keys.batch import Keys, KeyType
-from holdfast.state.paging.swap import Swap, resident_bytes
+from holdfast.state.paging.swap import SwapMemory, resident_bytes
 from holdfast.state.store import Identity, StateStore
 from holdfast.state.tables.kernels.layout import Do
 from holdfast.state.tables.slab import PLAIN, UNIT_BYTES, Memory
@@ -114,7 +114,7 @@ class Counting:
         table = self.store.table(1)
         sets = [(Do.SET, name, 0) for name in self.names[2:]]
         program = table.program([(Do.COUNT, "c0", 0), (Do.ADD_INT, "c1", 0), *sets])
-        table.fold(self.keys(numbers), program, sources_of([Input(numbers)]))
+        table.fold(self.keys(numbers), program, sources_of([KernelInput(numbers)]))
 
     def close(self) -> None:
         """Freeze and commit an epoch."""
@@ -133,7 +133,7 @@ class Counting:
         with open(Path(self.work.folder) / COUNTS, "wb") as counts:
             counts.writelines(table.values("c0", table.find(self.keys(numbers))).tobytes() for numbers in self.slices())
 
-    def sweep(self, memory: Swap) -> tuple[float, int]:
+    def sweep(self, memory: SwapMemory) -> tuple[float, int]:
         """Change one record in SWEPT_RECORDS; return the time per region of records, if any had left, and how many."""
         table, before, began = self.store.table(1), memory.dropped_regions, time.process_time()
         table.touch(np.arange(0, len(table), SWEPT_RECORDS))
@@ -172,7 +172,7 @@ def main(work: Work) -> None:
     del warm
     base = resident_bytes()
     print(base, flush=True)
-    memory = Swap(Path(work.folder), base + work.budget, work.budget * 3 // 4)
+    memory = SwapMemory(Path(work.folder), base + work.budget, work.budget * 3 // 4)
     counting = Counting(work, memory)
     began = time.process_time()
     for numbers in counting.slices():

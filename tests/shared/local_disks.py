@@ -10,11 +10,11 @@ from holdfast.ports import ObjectStore
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.worker.compaction import Advanced
 from holdfast.runtime.worker.local.images import Images
-from holdfast.runtime.worker.local.kept import Kept, Subtask
-from holdfast.runtime.worker.local.opened import Opened
-from holdfast.runtime.worker.target import Target
+from holdfast.runtime.worker.local.kept import LocalCopies, Subtask
+from holdfast.runtime.worker.local.opened import OpenStore
+from holdfast.runtime.worker.target import StateTarget
 from holdfast.state.local.copies import Copies
-from holdfast.state.local.image import Held, Wanted
+from holdfast.state.local.image import ImageHolders, Wanted
 from holdfast.state.local.memory import MemoryKeyValue
 from holdfast.state.tables.slab import PLAIN
 
@@ -24,8 +24,8 @@ class NoImages:
 
     possible = False
 
-    def find(self, wanted: Wanted) -> tuple[Any, Held]:
-        return None, Held.NO
+    def find(self, wanted: Wanted) -> tuple[Any, ImageHolders]:
+        return None, ImageHolders.NO
 
     def create(self, wanted: Wanted) -> Any:
         raise AssertionError("there can be none")
@@ -65,10 +65,10 @@ class Disk:
     def open(
         self,
         plan: Plan,
-        target: Target,
+        target: StateTarget,
         worker: WorkerId,
         root: ObjectStore,
         advanced: Advanced = lambda *_: None,
-    ) -> Opened:
-        kept = Kept(Subtask(plan, worker, root), self._images, self.claim)
-        return Opened(kept.open(target, PLAIN, advanced), kept.close, kept, kept.discard)
+    ) -> OpenStore:
+        kept = LocalCopies(Subtask(plan, worker, root), self._images, self.claim)
+        return OpenStore(kept.open(target, PLAIN, advanced), kept.close, kept, kept.discard)

@@ -36,8 +36,8 @@ from holdfast.runtime.driver.events import (
     SourcesListed,
     Step,
     StoreManifest,
-    StreamClosed,
     Tick,
+    WorkerStreamClosed,
 )
 from holdfast.runtime.driver.invariants import validate
 from holdfast.runtime.driver.partitions import counts_of
@@ -160,7 +160,7 @@ class Run:
         subtask = self.state.workers[worker].subtask
         reads = 0 if subtask is None else counts_of(self.state)[subtask]
         said = {"partitions": reads} | more
-        return m.Heartbeat(worker, self.generation, ended, broken, done, m.Progress(), **said)
+        return m.Heartbeat(worker, self.generation, ended, broken, done, m.WorkerProgress(), **said)
 
     def ack(self, worker: WorkerId, epoch: int, **fields: Any) -> list[Effect]:
         subtask = self.state.workers[worker].subtask
@@ -173,7 +173,7 @@ class Run:
         return self.hear(m.Failed(worker, self.generation, error, permanent))
 
     def lose(self, worker: WorkerId, why: str = "stream closed") -> list[Effect]:
-        return self.take(master.step(self.state, StreamClosed(worker, why), Moment(self.now)))
+        return self.take(master.step(self.state, WorkerStreamClosed(worker, why), Moment(self.now)))
 
     def end_launch(self, number: int, error: str | None = "no room") -> list[Effect]:
         return self.take(master.step(self.state, LaunchEnded(number, error), Moment(self.now)))

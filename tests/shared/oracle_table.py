@@ -19,7 +19,7 @@ from holdfast.model import NO_EPOCH, Epoch
 from holdfast.state.keys import canonical as codec
 from holdfast.state.keys.batch import Keys
 from holdfast.state.keys.keygroups import splitmix64_inverse
-from holdfast.state.tables.delta import Delta
+from holdfast.state.tables.delta import OperatorDelta
 from holdfast.state.tables.expiry import Expiries, Through, covered
 from holdfast.state.tables.slab import Rows
 from holdfast.state.tables.spec import Columns, ColumnSpec, TableSpec, Values
@@ -432,7 +432,7 @@ _NO_ROWS: Rows = np.empty(0, np.int64)
 @dataclass(frozen=True)
 class _Frozen:
     slots: Rows
-    delta: Delta
+    delta: OperatorDelta
     erased: Rows
     """Slots that only the delta's ranges cover."""
 
@@ -535,10 +535,10 @@ class NumpyTable(SlotColumns):
         values = self._outward(self._working, slots)
         puts = (flags & WORKING) != 0
         follows, number, keys = self.committed_through, self.spec.operator, self.keys_at(slots)
-        delta = Delta(epoch, follows, number, self._key_group_count, keys, puts, values, through)
+        delta = OperatorDelta(epoch, follows, number, self._key_group_count, keys, puts, values, through)
         self._frozen.append(_Frozen(slots, delta, erased))
 
-    def delta(self, epoch: Epoch) -> Delta:
+    def delta(self, epoch: Epoch) -> OperatorDelta:
         """Return the delta frozen for this epoch; it exists until the epoch is committed or rolled back."""
         return next(frozen.delta for frozen in self._frozen if frozen.delta.epoch == epoch)
 
@@ -591,7 +591,7 @@ class NumpyTable(SlotColumns):
 
     # Restoring
 
-    def absorb(self, delta: Delta) -> None:
+    def absorb(self, delta: OperatorDelta) -> None:
         """Write a committed delta of the changelog into both working and committed values."""
         assert not (self._open or self._intervals), "a changelog is absorbed into a table that runs ahead of it"
         if delta.through is not None:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast
 import pyarrow as pa
 
 from holdfast.errors import HoldfastError
-from holdfast.sinks.sql.dialect import Column, Connection, Cursor, Limits, Missing, Purpose, TemporaryTable, Upsert
+from holdfast.sinks.sql.dialect import Column, Connection, Cursor, Missing, Purpose, TableLimits, TemporaryTable, Upsert
 from holdfast.sinks.sql.sink import TableSink
 from holdfast.sinks.sql.values import Value, real_as_json
 from holdfast.sinks.sqlite import file, queue
@@ -102,7 +102,7 @@ class OtherDialect:
     unavailable_next = "check whether another program holds the database"
     tag_type = f"{TEXT} COLLATE BINARY"
     keeps_nan = False
-    limits = Limits(columns=20, name_bytes=63, reserved=("pg_",))
+    limits = TableLimits(columns=20, name_bytes=63, reserved=("pg_",))
     row_order = "_rowid_"
     row_order_column = ""
     renumbered_by = ""

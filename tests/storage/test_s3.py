@@ -81,7 +81,7 @@ class TestObjects:
             write_same(store, "a", lambda into: into.write(b"t" + ours))
         assert store.get("a") == ours
 
-    def test_of_many_objects_those_that_exist_are_never_replaced(self, store: ObjectStore) -> None:
+    def test_a_bulk_create_never_replaces_existing_objects(self, store: ObjectStore) -> None:
         objects = {f"o/{number}": b"%d" % number for number in range(40)}
         for _ in range(2):
             create_each_same(store, objects)

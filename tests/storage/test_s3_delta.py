@@ -98,7 +98,9 @@ class TestTable:
             server.reachable(True)
         assert target.deliver(tag(2), rows(2), tag(1)) == Delivered(1) and lake.shown() == [1, 2]
 
-    def test_that_does_not_let_the_user_in_is_waited_for(self, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_delivery_to_a_table_that_denies_access_raises_not_admitted(
+        self, lake: Lake, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         lake.sink.prepare(SCHEMA, None)
         monkeypatch.setenv("LAKE_SECRET", "wrong-hunter2")
         with pytest.raises(NotAdmitted) as caught:

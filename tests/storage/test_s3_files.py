@@ -92,7 +92,7 @@ class TestFiles:
         with closing(opened(bucket, form, again=False)) as again:
             assert again.changed(identity) is None and numbers(again) == [1, 2, 3, 4]
 
-    def test_that_were_replaced_are_refused_by_their_etag(self, bucket: Bucket) -> None:
+    def test_replaced_files_are_refused_by_their_etag(self, bucket: Bucket) -> None:
         bucket.put("a", in_csv(1, 2))
         with closing(opened(bucket, "csv")) as files:
             bucket.put("a", in_csv(1, 3))
@@ -100,7 +100,7 @@ class TestFiles:
                 with pytest.raises(Damaged, match="file a of folder s3://.*: it was replaced or changed"):
                     asked()
 
-    def test_that_were_replaced_while_they_are_read_are_refused(self, bucket: Bucket) -> None:
+    def test_files_replaced_during_a_read_are_refused(self, bucket: Bucket) -> None:
         bucket.put("a", in_csv(*range(1_000_000)))
         with closing(opened(bucket, "csv")) as files:
             _, following = files.read(0, 0, 1_000)
@@ -111,13 +111,13 @@ class TestFiles:
             with pytest.raises(Damaged, match="file a of folder s3://.*"):
                 files.read(0, following, 100_000)
 
-    def test_of_more_than_a_page_are_all_listed(self, bucket: Bucket) -> None:
+    def test_a_listing_of_more_than_one_page_has_all_files(self, bucket: Bucket) -> None:
         bucket.inbox.create_many({f"f{n:04}": b'{"n": %d}\n' % n for n in range(1_100)})
         with closing(opened(bucket, "jsonl")) as files:
             end = sum(len(b'{"n": %d}\n' % n) for n in range(1_100))
             assert files.end_offsets() == {0: end} and numbers(files, end - 20) == [1_099]
 
-    def test_of_a_server_that_does_not_answer_are_unavailable(self, bucket: Bucket, server: S3Store) -> None:
+    def test_files_on_an_unresponsive_server_are_unavailable(self, bucket: Bucket, server: S3Store) -> None:
         bucket.put("a", in_csv(1))
         with closing(opened(bucket, "csv")) as files:
             server.reachable(False)
@@ -140,7 +140,7 @@ class TestFiles:
             asked = server.requests() - before
             assert asked["ListObjectsV2"] == 0 and asked["GetObject"] <= 3, asked
 
-    def test_of_a_bucket_that_does_not_exist_are_refused(self, bucket: Bucket, tmp_path: Path) -> None:
+    def test_files_in_a_missing_bucket_are_refused(self, bucket: Bucket, tmp_path: Path) -> None:
         source = hf.Files("s3://no-such-bucket/in", NUMBERS, "csv").source().in_folder(str(tmp_path))
         with pytest.raises(Unavailable, match="no-such-bucket"):
             source.copied(again=True)

@@ -115,12 +115,14 @@ class TestDamage:
             for each, how in chosen(specimen, kind, flips=0, files=100):
                 assert Path(each.path).parts[0] not in REMOVED[how]
 
-    def test_of_significant_files_is_never_accepted(self, server: Cases, specimen: Specimen) -> None:
+    def test_damage_to_significant_files_is_never_accepted(self, server: Cases, specimen: Specimen) -> None:
         verdicts = settle(server, specimen, sorted(LOUD), flips=0, files=1, every=2)
         missing = LOUD - {each.kind for each in verdicts if each.outcome == "loud"}
         assert not missing, f"damage to these kinds was never refused: {missing}"
 
-    def test_of_local_state_makes_the_worker_restore_the_checkpoint(self, server: Cases, specimen: Specimen) -> None:
+    def test_damage_to_local_state_makes_the_worker_restore_the_checkpoint(
+        self, server: Cases, specimen: Specimen
+    ) -> None:
         kinds = [kind for kind in KINDS if kind.startswith("rocks")]
         verdicts = [
             judge(server, specimen, damage, how)
@@ -139,7 +141,7 @@ class TestDamage:
             ("image_not_verified", "image array"),
         ],
     )
-    def test_that_a_wrong_version_misses_is_detected_here(
+    def test_damage_missed_by_a_faulty_version_is_detected_here(
         self, server: Cases, specimen: Specimen, mutant: str, kind: str
     ) -> None:
         tried = [each for each in chosen(specimen, kind, 40, 3) if each[0].how == "flip"]

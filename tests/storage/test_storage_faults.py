@@ -98,7 +98,7 @@ class TestOneFault:
         fired([result for result in results if result.case.faults[0].at < 0.9 * able[what]])
         assert any(result.fired[0] for result in results)
 
-    def test_that_limits_file_sizes_loses_no_completed_work(self, server: Cases) -> None:
+    def test_a_file_size_limit_loses_no_completed_work(self, server: Cases) -> None:
         results = settle(server, [Case(size % SEEDS, (Fault("limit", size),)) for size in (300, 6_000, 30_000, 45_000)])
         fired(results)
         assert all(said(result) for result in results if result.overs[0] != "well")
@@ -114,7 +114,7 @@ class TestOneFault:
                 at, struck = min(at, result.took[0]) // 2, bool(result.fired[0])
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="missing: the right to mount a tmpfs, which only root has")
-    def test_of_a_real_full_disk_loses_no_completed_work(self, server: Cases) -> None:
+    def test_a_full_disk_loses_no_completed_work(self, server: Cases) -> None:
         if (missing := why_no_tmpfs()) is not None:
             pytest.skip(f"missing: a tmpfs ({missing})")
         results = settle(server, [Case(left % SEEDS, (Fault("disk", left),)) for left in (60, 200, 350)])

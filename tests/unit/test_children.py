@@ -157,7 +157,9 @@ class TestAChildOfAFunction:
     def test_ends_when_it_leaves_a_function_of_batches(self, said: dict[str, dict[str, Any]]) -> None:
         assert (said["batches"]["rows"], said["batches"]["children"]) == (4, [0])
 
-    def test_of_multiprocessing_works_as_ever_and_is_not_slowed_down(self, said: dict[str, dict[str, Any]]) -> None:
+    def test_a_multiprocessing_child_works_normally_and_is_not_slowed_down(
+        self, said: dict[str, dict[str, Any]]
+    ) -> None:
         assert said["multiprocessing"]["children"] == ["shouted", 0]
 
     def test_ends_when_multiprocessing_terminates_it_though_the_worker_takes_no_notice_of_that_signal(
@@ -166,7 +168,7 @@ class TestAChildOfAFunction:
         """`multiprocessing.Pool` ends its processes so, and waits for them."""
         assert said["terminates"]["children"] == [-15]
 
-    def test_that_lives_on_holds_no_socket_and_no_lock(self, said: dict[str, dict[str, Any]]) -> None:
+    def test_a_surviving_child_holds_no_socket_and_no_lock(self, said: dict[str, dict[str, Any]]) -> None:
         assert said["lives on"]["peer sees the end"] and said["lives on"]["lock is free"]
         assert said["lives on"]["peer of an earlier one too"]
 

@@ -75,14 +75,14 @@ class TestALimit:
             "assert time.monotonic() < deadline",
         ],
     )
-    def test_of_its_own_is_found(self, line: str) -> None:
+    def test_a_fixed_limit_is_found(self, line: str) -> None:
         assert any(map(is_fixed, limits(ast.parse(line))))
 
     @pytest.mark.parametrize(
         "line",
         ["process.wait()", "event.wait(0.05)", "closed.wait(PAUSE_S)", "thread.join(WALL_S)", "count.get(0)", "at = 5"],
     )
-    def test_of_patience_or_a_pause_is_none(self, line: str) -> None:
+    def test_patience_and_pauses_are_not_fixed_limits(self, line: str) -> None:
         assert not any(map(is_fixed, limits(ast.parse(line))))
 
     def test_is_written_nowhere_but_where_it_is_the_subject(self) -> None:
@@ -96,5 +96,5 @@ class TestALimit:
         assert not found, "\n" + "\n".join(found)
 
     @pytest.mark.parametrize("path", SUBJECTS)
-    def test_that_is_listed_exists(self, path: str) -> None:
+    def test_each_listed_limit_exists(self, path: str) -> None:
         assert any(map(is_fixed, limits(ast.parse((TESTS / path).read_text()))))

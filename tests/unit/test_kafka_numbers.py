@@ -19,7 +19,7 @@ def order_of(*rows: dict[str, Any]) -> Order:
 
 
 class TestOrder:
-    def test_of_each_row_once_has_no_fault(self) -> None:
+    def test_an_order_with_each_row_once_has_no_fault(self) -> None:
         order = order_of(row(1), row(2), row(3))
         order.take("b", row(1, key="b"))
         assert order.faults == [] and order.rows == 4 and order.newest == {"a": 3, "b": 1}

@@ -36,7 +36,7 @@ class TestAWait:
         with started(code) as process, pytest.raises(AssertionError, match="waited for a loop"):
             wait_for_end(process, "a loop", Patience(process.pid, cpu_s=0.5))
 
-    def test_of_a_process_that_does_nothing_ends_by_time_alone(self) -> None:
+    def test_a_wait_for_an_idle_process_ends_by_elapsed_time_alone(self) -> None:
         with started(WAITS) as process:
             assert Patience(process.pid, cpu_s=1.0, wall_s=0.0).over
             assert not Patience(process.pid, cpu_s=1.0).over

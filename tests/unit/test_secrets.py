@@ -61,7 +61,7 @@ class TestArgument:
 
 
 class TestValue:
-    def test_of_a_variable_is_read_when_it_is_asked_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_value_of_a_variable_is_read_when_requested(self, monkeypatch: pytest.MonkeyPatch) -> None:
         secret = hf.secret("env:SECRET_OF_A_TEST")
         for value in (VALUE, "another", " spaces stay \n"):
             monkeypatch.setenv("SECRET_OF_A_TEST", value)
@@ -70,11 +70,11 @@ class TestValue:
     @pytest.mark.parametrize(
         ("data", "value"), [(b"a\n", "a"), (b"a\r\n", "a"), (b"a\n\n", "a\n"), (b" \xc3\xa4", " ä")]
     )
-    def test_of_a_file_lacks_one_line_end(self, tmp_path: Path, data: bytes, value: str) -> None:
+    def test_the_value_of_a_file_omits_one_line_end(self, tmp_path: Path, data: bytes, value: str) -> None:
         (tmp_path / "secret").write_bytes(data)
         assert hf.secret(f"file:{tmp_path}/secret").value() == value
 
-    def test_of_a_file_is_read_again_each_time(self, tmp_path: Path) -> None:
+    def test_the_value_of_a_file_is_read_again_each_time(self, tmp_path: Path) -> None:
         """As Kubernetes and vault agents replace it: by a link that leads elsewhere."""
         secret, link = hf.secret(f"file:{tmp_path}/secret"), tmp_path / "secret"
         for value in ("old", "new"):

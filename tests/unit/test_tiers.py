@@ -117,14 +117,14 @@ class TestChange:
         git(tmp_path, "clone", "-q", str(repository), "clone")
         assert find_change(tmp_path / "clone") == find_change(repository)
 
-    def test_of_a_branch_is_what_its_upstream_lacks(self, repository: Path, tmp_path: Path) -> None:
+    def test_the_change_of_a_branch_is_what_its_upstream_lacks(self, repository: Path, tmp_path: Path) -> None:
         git(tmp_path, "clone", "-q", str(repository), "clone")
         base = git(repository, "rev-parse", "HEAD")
         commit(tmp_path / "clone", "one")
         commit(tmp_path / "clone", "two")
         assert find_change(tmp_path / "clone") == Change(12, base, frozenset({"one", "two"}))
 
-    def test_of_a_merge_has_all_that_it_brought_and_is_one_turn(self, repository: Path) -> None:
+    def test_the_change_of_a_merge_has_all_merged_commits_and_is_one_turn(self, repository: Path) -> None:
         git(repository, "checkout", "-qb", "side", "HEAD~1")
         commit(repository, "side1")
         commit(repository, "side2")
@@ -143,7 +143,7 @@ class TestChange:
         monkeypatch.setenv("HOLDFAST_TESTS_BASE", "HEAD~2")
         assert find_change(repository).files == {"file8", "file9"}
 
-    def test_of_a_shallow_clone_is_what_it_knows(self, repository: Path, tmp_path: Path) -> None:
+    def test_the_change_of_a_shallow_clone_is_limited_to_its_history(self, repository: Path, tmp_path: Path) -> None:
         git(tmp_path, "clone", "-q", "--depth", "1", repository.as_uri(), "clone")
         assert find_change(tmp_path / "clone").turn == 1
 
@@ -308,10 +308,10 @@ class TestCosts:
         gone = [test for test in self.TABLE.dear if not _is_defined(test)]
         assert gone == [], "to drop them: make costs TESTS=<their files>"
 
-    def test_of_dear_tests_are_above_the_limit(self) -> None:
+    def test_the_costs_of_expensive_tests_are_above_the_limit(self) -> None:
         assert min(self.TABLE.dear.values()) >= STAYS_DEAR_S
 
-    def test_of_what_runs_each_time_are_within_the_budget(self) -> None:
+    def test_the_costs_of_tests_in_each_run_are_within_the_budget(self) -> None:
         assert sum(self.TABLE.rest.values()) + sum(self.TABLE.dear.values()) / TURNS <= RUN_S
 
     def test_are_as_the_flag_writes_them(self) -> None:

@@ -93,7 +93,7 @@ class TestLocalPaths:
     def test_are_paths_and_urls_whose_meaning_depends_on_the_machine(self) -> None:
         assert local("/data", "s3://bucket", "file:///data", "memory://m") == ("/data", "file:///data", "memory://m")
 
-    def test_of_a_table_that_is_written_immediately_are_those_of_its_file(self) -> None:
+    def test_local_paths_of_a_table_with_immediate_writes_are_those_of_its_file(self) -> None:
         app = hf.App("numbers")
         numbers = app.source("numbers", hf.Generator(Number, Number, count=1), partitioned_by=["n"])
         numbers.sink("last", hf.SQLite("/data/out.db", "last", ["n"], delivery="idempotent"))

@@ -47,8 +47,8 @@ class Flip:
         self.target = "checkpoint"
 
     def begin(self) -> bool:
-        found = self._objects()
-        if found and self._kill is not None:
+        candidates = self._objects()
+        if candidates and self._kill is not None:
             driver = self._kill
             try:
                 driver.kill()
@@ -56,10 +56,10 @@ class Flip:
                 return False
             self.killed = frozenset({driver.pid})
             # Only now is the newest checkpoint settled: no driver appends to the log.
-            found = self._objects() if seen(lambda: is_gone(driver)) else []
-        if not found:
+            candidates = self._objects() if seen(lambda: is_gone(driver)) else []
+        if not candidates:
             return False
-        self._ref = found[self._rank % len(found)]
+        self._ref = candidates[self._rank % len(candidates)]
         self._at = self._rank * 7919 % self._ref.size
         self.target = self._ref.path
         return self._flip()
@@ -111,11 +111,13 @@ class Flip:
         if job is None:
             return []
         older, newest = job.completed[: -NEWEST_SPARED - 1], job.completed[-NEWEST_SPARED - 1 :]
-        needed = {ref.path for each in newest for ref in objects(self._repository.load_manifest(each.body.manifest))}
-        found: dict[str, ObjectRef] = {}
+        live_paths = {
+            ref.path for each in newest for ref in objects(self._repository.load_manifest(each.body.manifest))
+        }
+        refs_by_path: dict[str, ObjectRef] = {}
         for each in older[-2 * NEWEST_SPARED :]:
             manifest = each.body.manifest
             for ref in (manifest, *objects(self._repository.load_manifest(manifest))):
-                if ref.path not in needed:
-                    found[ref.path] = ref
-        return list(found.values())
+                if ref.path not in live_paths:
+                    refs_by_path[ref.path] = ref
+        return list(refs_by_path.values())

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from holdfast.chaos.judge.kinds import KINDS, lasts_ms
-from holdfast.chaos.live.faults.scenario import Scenario
+from holdfast.chaos.live.faults.scenario import LiveScenario
 from holdfast.errors import ConfigError
 
 RANKS = 1_000
@@ -40,7 +40,7 @@ class Planned:
     attributes: tuple[tuple[str, int], ...] = ()
 
 
-def schedule(scenario: Scenario, chance: Chance) -> tuple[Planned, ...]:
+def schedule(scenario: LiveScenario, chance: Chance) -> tuple[Planned, ...]:
     """Return the faults of a run, in order; all begin before the scenario's duration is over.
 
     The exception is the first round, which is always complete: with long faults and pauses it outlasts the duration.
@@ -49,7 +49,7 @@ def schedule(scenario: Scenario, chance: Chance) -> tuple[Planned, ...]:
         ConfigError: the duration is too short for every fault to strike once on average; the seed does not matter.
     """
     _long_enough(scenario)
-    planned: list[Planned] = []
+    faults: list[Planned] = []
     first = _shuffled(sorted(scenario.rates), chance)
     at = _between(scenario.every_ms, chance)
     while first or at < scenario.duration_ms:
@@ -59,12 +59,12 @@ def schedule(scenario: Scenario, chance: Chance) -> tuple[Planned, ...]:
         rank = int(chance() * RANKS)
         direction = kind.directions[int(chance() * len(kind.directions))] if kind.directions else None
         attributes = tuple((key, _between(ends, chance)) for key, ends in kind.attributes.items())
-        planned.append(Planned(len(planned) + 1, at, name, rank, lasts, direction, attributes))
+        faults.append(Planned(len(faults) + 1, at, name, rank, lasts, direction, attributes))
         at += lasts + _between(scenario.every_ms, chance)
-    return tuple(planned)
+    return tuple(faults)
 
 
-def _long_enough(scenario: Scenario) -> None:
+def _long_enough(scenario: LiveScenario) -> None:
     ends = [scenario.every_ms, *(_lasting(scenario, name) for name in scenario.rates)]
     pause, *lasting = (sum(each) / 2 for each in ends)
     least_ms = pause * len(lasting) + sum(lasting) - max(lasting)  # the duration of the last fault does not matter
@@ -77,12 +77,12 @@ def _long_enough(scenario: Scenario) -> None:
         )
 
 
-def _lasting(scenario: Scenario, name: str) -> tuple[int, int]:
+def _lasting(scenario: LiveScenario, name: str) -> tuple[int, int]:
     timeouts = scenario.timeout_ms("silent_after_ms"), scenario.timeout_ms("session_timeout_ms")
     return lasts_ms(KINDS[name], *timeouts)
 
 
-def _weighted(scenario: Scenario, chance: Chance) -> str:
+def _weighted(scenario: LiveScenario, chance: Chance) -> str:
     names = sorted(scenario.rates)
     left = chance() * sum(scenario.rates.values())
     for name in names:

@@ -29,7 +29,7 @@ import psutil
 
 from holdfast.chaos.judge.kinds import FaultKind
 from holdfast.chaos.live.faults.nemesis import Planned
-from holdfast.chaos.live.faults.sockets import Connection, established
+from holdfast.chaos.live.faults.sockets import TcpConnection, established
 from holdfast.chaos.live.faults.strikes import seen
 from holdfast.errors import ConfigError, Unavailable
 from holdfast.extras import install
@@ -130,7 +130,7 @@ class Toxiproxy:
     def ways(self, plane: str, ours: Ours) -> list[Way]:
         """Return the proxies of live processes of this run, and remove those of dead ones."""
         self._client.update_api_consumer("127.0.0.1", self._port)  # the package supports one server per process
-        found: list[Way] = []
+        live_ways: list[Way] = []
         proxies: dict[str, Any] = {}
         with suppress(*_gone()):
             proxies = self._client.proxies()
@@ -140,8 +140,8 @@ class Toxiproxy:
                 with suppress(*_gone()):
                     proxy.destroy()
             elif made_for == plane:
-                found.append(Way(proxy, plane, int(owner), _port(proxy.listen), _port(proxy.upstream)))
-        return found
+                live_ways.append(Way(proxy, plane, int(owner), _port(proxy.listen), _port(proxy.upstream)))
+        return live_ways
 
     def close(self) -> None:
         """End the server."""
@@ -163,7 +163,7 @@ class _Direct:
         )
 
 
-class Cut:
+class ProxyFault:
     """A toxic on one proxy, or the proxy taken down."""
 
     killed: frozenset[int] = frozenset()
@@ -174,7 +174,7 @@ class Cut:
         self._fault, self._kind, self._way, self._owner = fault, kind, way, owner
         self._ways = (way, *others)
         self._toxic = f"fault-{fault.id}"
-        self._before: dict[bytes, Connection] = {}
+        self._before: dict[bytes, TcpConnection] = {}
         self._workers: frozenset[tuple[int, int]] = frozenset()
         self._direction = fault.direction
         self.target = f"{way.plane} of pid {way.owner}"
@@ -229,18 +229,18 @@ class Cut:
             open_still = is_gone(self._owner) and held == len(before) > 0
             return f"pid {self._way.owner} was killed, {held} connections beyond the proxy stay" if open_still else None
         new = [flow.received - before[key].received for key, flow in now.items() if key in before]
-        moved = [each for each in new if each]
+        byte_counts = [each for each in new if each]
         lost = self._own(self._workers) - workers
         if self._kind.does == "timeout" and lost and not is_gone(self._owner):
             return f"{len(lost)} connections of pid {self._way.owner} to the driver ended"
-        if not moved or (self._may_be_others() and not (self._own(workers) and len(moved) >= len(workers))):
+        if not byte_counts or (self._may_be_others() and not (self._own(workers) and len(byte_counts) >= len(workers))):
             return None
-        said = f"{sum(new)} bytes in {len(new)} connections went into it {self._direction}"
+        traffic = f"{sum(new)} bytes in {len(new)} connections went into it {self._direction}"
         if self._kind.does not in ("bandwidth", "slicer"):
-            return said
+            return traffic
         # On the control plane some flows may be of other workers: the slowed connection carried at least the minimum.
-        slowed_ms = (min if self._way.plane == "control" else max)(moved) * 1000 // _bytes_per_second(self._fault)
-        return f"{said} and take {slowed_ms} ms to pass" if slowed_ms >= SLOWED_LEAST_MS else None
+        slowed_ms = (min if self._way.plane == "control" else max)(byte_counts) * 1000 // _bytes_per_second(self._fault)
+        return f"{traffic} and take {slowed_ms} ms to pass" if slowed_ms >= SLOWED_LEAST_MS else None
 
     def _from_upstream(self) -> bool:
         """Return whether `_flows` returns the connections that proxies opened."""
@@ -253,22 +253,22 @@ class Cut:
 
     def _of_workers(self) -> frozenset[tuple[int, int]]:
         """Return process id and port of each connection from a worker, not from its companion, to the driver."""
-        found: set[tuple[int, int]] = set()
+        endpoints: set[tuple[int, int]] = set()
         for way in self._ways if self._may_be_others() else ():
             with suppress(psutil.Error):
                 own = psutil.Process(way.owner).net_connections("tcp4")
-                found |= {
+                endpoints |= {
                     (way.owner, each.laddr.port)
                     for each in own
                     if each.status == psutil.CONN_ESTABLISHED and each.raddr.port == way.listen
                 }
-        return frozenset(found)
+        return frozenset(endpoints)
 
     def _own(self, workers: frozenset[tuple[int, int]]) -> frozenset[tuple[int, int]]:
         """Return the connections of the worker that made this proxy."""
         return frozenset(each for each in workers if each[0] == self._way.owner)
 
-    def _flows(self) -> dict[bytes, Connection]:
+    def _flows(self) -> dict[bytes, TcpConnection]:
         """Return the proxy's connections on which the affected direction enters; for a slow close, the other ones.
 
         Its connections to the driver cannot be distinguished from those of other workers' proxies. So at least as many
@@ -282,7 +282,7 @@ class Cut:
 
 def of_connections(
     fault: Planned, kind: FaultKind, server: Toxiproxy, owners: list[psutil.Process], ours: Ours
-) -> Cut | None:
+) -> ProxyFault | None:
     """Return the fault, bound to a connection that exists now; None if there is none.
 
     Args:
@@ -296,7 +296,7 @@ def of_connections(
     if not there:
         return None
     owner, way = there[fault.rank % len(there)]
-    return Cut(fault, kind, way, owner, (each for each in ways.values() if each is not way))
+    return ProxyFault(fault, kind, way, owner, (each for each in ways.values() if each is not way))
 
 
 def _gone() -> tuple[type[Exception], ...]:

@@ -95,7 +95,7 @@ class Waits:
 
 
 @dataclass(frozen=True)
-class Scenario:
+class LiveScenario:
     """A run under faults. Texts may hold `{out}`, the folder of the run, `{python}`, this interpreter, and
     $VARIABLES of this environment."""
 
@@ -124,7 +124,7 @@ class Scenario:
         return int(given) if str(given).isdigit() else duration_ms(given, setting)
 
 
-def parse(raw: Mapping[str, Any], name: str, *, toxiproxy: bool, checked_elsewhere: bool = False) -> Scenario:
+def parse(raw: Mapping[str, Any], name: str, *, toxiproxy: bool, checked_elsewhere: bool = False) -> LiveScenario:
     """Return the scenario.
 
     Args:
@@ -139,7 +139,7 @@ def parse(raw: Mapping[str, Any], name: str, *, toxiproxy: bool, checked_elsewhe
     _known(raw, _KEYS, "the scenario")
     rates = _rates(raw.get("faults"))
     job = _table(raw, "job", ("environment",))
-    scenario = Scenario(
+    scenario = LiveScenario(
         name=_text(raw, "name", name),
         duration_ms=_duration(raw, "duration", None),
         seed=_whole(raw, "seed", 0, least=0),
@@ -164,7 +164,7 @@ def parse(raw: Mapping[str, Any], name: str, *, toxiproxy: bool, checked_elsewhe
     return scenario
 
 
-def _possible(scenario: Scenario, toxiproxy: bool) -> None:
+def _possible(scenario: LiveScenario, toxiproxy: bool) -> None:
     platform, rates = scenario.platform, scenario.rates
     if platform.slots < scenario.parallelism:
         _refuse(

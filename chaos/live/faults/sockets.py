@@ -28,7 +28,7 @@ _ANSWER_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
-class Connection:
+class TcpConnection:
     """One end of an established connection over IPv4."""
 
     local: int
@@ -40,7 +40,7 @@ class Connection:
     """Bytes, so far."""
 
 
-def established() -> list[Connection]:
+def established() -> list[TcpConnection]:
     """Return every established IPv4 connection of this network namespace, both ends of those on loopback."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as kernel:
         wanted = _REQUEST.pack(socket.AF_INET, socket.IPPROTO_TCP, 1 << (_INET_DIAG_INFO - 1), 0, 1 << _ESTABLISHED)
@@ -49,7 +49,7 @@ def established() -> list[Connection]:
         return list(_answers(kernel))
 
 
-def _answers(kernel: socket.socket) -> Iterator[Connection]:
+def _answers(kernel: socket.socket) -> Iterator[TcpConnection]:
     while True:
         data = kernel.recv(_ANSWER_BYTES)
         while len(data) >= _HEADER.size:
@@ -62,12 +62,12 @@ def _answers(kernel: socket.socket) -> Iterator[Connection]:
             data = data[(length + 3) & ~3 :]
 
 
-def _connection(message: bytes) -> Connection:
+def _connection(message: bytes) -> TcpConnection:
     *_, local, remote, _, _, _, cookie, _, _, _, _, _ = _MESSAGE.unpack_from(message)
-    received, rest = 0, message[_MESSAGE.size :]
+    received_bytes, rest = 0, message[_MESSAGE.size :]
     while len(rest) >= _ATTRIBUTE.size:
         length, kind = _ATTRIBUTE.unpack_from(rest)
         if kind == _INET_DIAG_INFO and length >= _ATTRIBUTE.size + _BYTES_RECEIVED + 8:
-            (received,) = struct.unpack_from("=Q", rest, _ATTRIBUTE.size + _BYTES_RECEIVED)
+            (received_bytes,) = struct.unpack_from("=Q", rest, _ATTRIBUTE.size + _BYTES_RECEIVED)
         rest = rest[max(_ATTRIBUTE.size, (length + 3) & ~3) :]
-    return Connection(int.from_bytes(local, "big"), int.from_bytes(remote, "big"), cookie, received)
+    return TcpConnection(int.from_bytes(local, "big"), int.from_bytes(remote, "big"), cookie, received_bytes)

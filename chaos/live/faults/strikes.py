@@ -25,7 +25,7 @@ BEATS_MISSED = 2
 """A full disk has fired when nothing was written for this many times the usual pause between two writes."""
 
 
-class Strike(Protocol):
+class LiveStrike(Protocol):
     """One fault in progress."""
 
     target: str
@@ -42,7 +42,7 @@ class Strike(Protocol):
         """Undo lasting effects, whether or not it has fired; return a description."""
 
 
-class Kill:
+class ProcessKill:
     """SIGKILL.
 
     Args:
@@ -73,7 +73,7 @@ class Kill:
         return "" if self._revive is None else self._revive()
 
 
-class Stop:
+class ProcessStop:
     """SIGSTOP, later SIGCONT."""
 
     killed: frozenset[int] = frozenset()
@@ -141,23 +141,23 @@ class Full:
         ended = [str(process.pid) for process in self._before if is_gone(process)]
         if ended:
             return f"pid {', '.join(ended)} ended when no file of it could grow"
-        limited = [str(process.pid) for process in self._before if _may_write(process) is False]
+        limited_pids = [str(process.pid) for process in self._before if _may_write(process) is False]
         quiet_s = time.time() - max([self._began, *self._written()[-1:]])
-        if not limited or quiet_s < BEATS_MISSED * self._beat_s:
+        if not limited_pids or quiet_s < BEATS_MISSED * self._beat_s:
             return None
         usual = f"nothing was written for {1000 * quiet_s:.0f} ms, earlier every {1000 * self._beat_s:.0f} ms"
-        return f"no file of pid {', '.join(limited)} may grow, {usual}"
+        return f"no file of pid {', '.join(limited_pids)} may grow, {usual}"
 
     def heal(self) -> str:
-        healed = 0
+        healed_count = 0
         for process, before in self._before.items():
             if process.is_running():
                 try:
                     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, before)
-                    healed += 1
+                    healed_count += 1
                 except ProcessLookupError:
                     continue
-        return f"{healed} of {len(self._before)} processes may write again"
+        return f"{healed_count} of {len(self._before)} processes may write again"
 
 
 def of_processes(
@@ -166,7 +166,7 @@ def of_processes(
     victim: list[psutil.Process],
     written: Callable[[], list[float]],
     revive: Callable[[], str] | None = None,
-) -> Strike | None:
+) -> LiveStrike | None:
     """Return the fault, bound to a victim that exists now; None if there is none.
 
     Args:
@@ -175,7 +175,13 @@ def of_processes(
     if not victim:
         return None
     one = victim[fault.rank % len(victim)]
-    return Kill(one, revive) if does == "kill" else Stop(one) if does == "signal-stop" else Full(victim, written)
+    return (
+        ProcessKill(one, revive)
+        if does == "kill"
+        else ProcessStop(one)
+        if does == "signal-stop"
+        else Full(victim, written)
+    )
 
 
 def _may_write(process: psutil.Process) -> bool | None:

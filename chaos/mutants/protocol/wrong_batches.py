@@ -25,8 +25,8 @@ from holdfast.runtime.microbatch.machine import Batches
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.worker import seal
 from holdfast.runtime.worker.local import warm
-from holdfast.runtime.worker.protocol import Deliver
-from holdfast.storage.once import Written
+from holdfast.runtime.worker.protocol import QueueOutput
+from holdfast.storage.once import WrittenObject
 
 Right = Callable[..., Any]
 
@@ -43,7 +43,7 @@ def accepts_mixed_attempts(right: Right) -> Right:
 def names_tasks_only(right: Right) -> Right:
     """Objects have the name of their task, whichever attempt stores them."""
 
-    def begin(run: task._Task, batch: task.Batch, ports: task.Ports, attempt: Attempt, held: Any) -> None:
+    def begin(run: task._TaskAttempt, batch: task.Batch, ports: task.TaskPorts, attempt: Attempt, held: Any) -> None:
         right(run, batch, ports, attempt, held)
         run._worker = WorkerId(f"{attempt.layer}-{attempt.subtask}-task")
 
@@ -63,11 +63,11 @@ def replaces_objects(_: Right) -> Right:
 def replaces_an_object(_: Right) -> Right:
     """A segment is stored whatever its name held before."""
 
-    def put(store: ObjectStore, path: str, write: Callable[[io.BytesIO], object]) -> Written:
+    def put(store: ObjectStore, path: str, write: Callable[[io.BytesIO], object]) -> WrittenObject:
         held = io.BytesIO()
         write(held)
         store.put(path, held.getvalue())
-        return Written(held.tell(), hashlib.sha256(held.getvalue()).hexdigest())
+        return WrittenObject(held.tell(), hashlib.sha256(held.getvalue()).hexdigest())
 
     return put
 
@@ -97,22 +97,22 @@ def takes_any_job(right: Right) -> Right:
 
 def keeps_results_of_failed_jobs(right: Right) -> Right:
     """A job that runs again counts only for the tasks that failed in the jobs before it."""
-    kept: dict[int, tuple[m.Trigger, dict[tuple[int, int], Result]]] = {}
+    results_by_trigger: dict[int, tuple[m.Trigger, dict[tuple[int, int], Result]]] = {}
     """Results of the jobs of an epoch, by identity of its trigger; the trigger is held so that no other object gets its
     identity."""
 
     def finished(state: Batches, job: int, results: Iterable[Result], layers: int) -> machine.Step:
         results = tuple(results)
-        if not isinstance(state.phase, machine.Running) or job != state.job:
+        if not isinstance(state.phase, machine.BatchRunning) or job != state.job:
             step: machine.Step = right(state, job, results, layers)
             return step
         trigger = state.phase.trigger
-        _, made = kept.setdefault(id(trigger), (trigger, {}))
+        _, successes = results_by_trigger.setdefault(id(trigger), (trigger, {}))
         for each in results:
             if each.error is None:
-                made.setdefault((each.attempt.layer, each.attempt.subtask), each)
-        failed = [each for each in results if (each.attempt.layer, each.attempt.subtask) not in made]
-        unread = [msgspec.structs.replace(each, read_from=()) for each in made.values()]
+                successes.setdefault((each.attempt.layer, each.attempt.subtask), each)
+        failed = [each for each in results if (each.attempt.layer, each.attempt.subtask) not in successes]
+        unread = [msgspec.structs.replace(each, read_from=()) for each in successes.values()]
         step = right(state, job, [*unread, *failed], layers)
         return step
 
@@ -126,10 +126,12 @@ def delivers_at_ack(right: Right) -> Right:
         after, effects = right(state, job, results, layers)
         parts = after.phase.parts if isinstance(after.phase, machine.Acked) else ()
         early = [
-            Deliver(Pending(Writer(sink, part.subtask), Tag(after.timeline, after.phase.trigger.barrier.epoch), staged))
+            QueueOutput(
+                Pending(Writer(sink, part.subtask), Tag(after.timeline, after.phase.trigger.barrier.epoch), output)
+            )
             for part in parts
-            for sink, staged in sorted(part.staged.items())
-            if staged.parts
+            for sink, output in sorted(part.staged.items())
+            if output.parts
         ]
         return after, [*effects, *early]
 
@@ -165,7 +167,7 @@ VERSIONS = (
     ("mixed-attempts-accepted", "P26", "results count whichever attempts they were made from",
      (machine, "inconsistent", accepts_mixed_attempts)),
     ("attempt-not-in-names", "P26, P16", "attempts of one task store objects under one name, and replace them",
-     (task._Task, "__init__", names_tasks_only), (seal, "create_each_same", replaces_objects),
+     (task._TaskAttempt, "__init__", names_tasks_only), (seal, "create_each_same", replaces_objects),
      (repository, "write_same", replaces_an_object)),
     ("later-layers-not-named", "P16, P26", "an epoch names the state of its first layer with keys only",
      (machine, "_part", names_one_segment)),

@@ -13,13 +13,13 @@ import numpy as np
 
 from holdfast.chaos.sim.ports.stores import ProcessStore
 from holdfast.checkpoint import joblog
-from holdfast.checkpoint.catalogue import Catalogue
+from holdfast.checkpoint.catalogue import ObjectCatalogue
 from holdfast.checkpoint.repository import Repository
 from holdfast.model import Epoch
 from holdfast.runtime.driver.state import Master
 from holdfast.state.store import StateStore
-from holdfast.state.tables.delta import Delta
-from holdfast.state.tables.table import Table
+from holdfast.state.tables.delta import OperatorDelta
+from holdfast.state.tables.table import StateTable
 
 Right = Callable[..., Any]
 """The function that a mutant replaces."""
@@ -29,12 +29,12 @@ def forgets_tags(right: Right) -> Right:
     """The driver that appended `Finished` cleans up the targets."""
 
     def create(repository: Repository, record: joblog.Record) -> joblog.Record:
-        found: joblog.Record = right(repository, record)
-        if isinstance(found.body, joblog.Finished):
+        log_record: joblog.Record = right(repository, record)
+        if isinstance(log_record.body, joblog.Finished):
             assert isinstance(repository._store, ProcessStore)
             for table in repository._store._world.tables.values():
                 table._tags = {}
-        return found
+        return log_record
 
     return create
 
@@ -42,15 +42,15 @@ def forgets_tags(right: Right) -> Right:
 def seals_what_is_there_now(_: Right) -> Right:
     """The operators of a worker freeze one after another; values are collected when the last one has."""
 
-    def of_now(table: Table, epoch: Epoch) -> Delta:
+    def of_now(table: StateTable, epoch: Epoch) -> OperatorDelta:
         frozen = table.delta(epoch)
         delta, slots = frozen.whole(), frozen.copies.slots[: frozen.copies.count]
         now = {column.id: table.column(column.name)[slots] for column in table.spec.columns if column.plain}
         columns = {name: np.where(delta.puts, values, delta.columns[name]) for name, values in now.items()}
         given = delta.epoch, delta.follows, delta.operator, delta.key_group_count
-        return Delta(*given, delta.keys, delta.puts, {**delta.columns, **columns}, delta.through)
+        return OperatorDelta(*given, delta.keys, delta.puts, {**delta.columns, **columns}, delta.through)
 
-    def deltas(store: StateStore, epoch: Epoch) -> list[Delta]:
+    def deltas(store: StateStore, epoch: Epoch) -> list[OperatorDelta]:
         return [of_now(table, epoch) for table in store._tables.values()]
 
     return deltas
@@ -92,7 +92,7 @@ def deletes_whole_folders(right: Right) -> Right:
 
 
 def counts_the_latest_alone(right: Right) -> Right:
-    def expire(known: Catalogue, job: joblog.Job) -> list[str]:
+    def expire(known: ObjectCatalogue, job: joblog.Job) -> list[str]:
         found: list[str] = right(known, replace(job, completed=job.completed[-1:], abandoned=()))
         return found
 

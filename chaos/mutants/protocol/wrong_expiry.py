@@ -13,9 +13,9 @@ import numpy as np
 from holdfast.model import Epoch
 from holdfast.runtime.operators.event_clock import EventClock
 from holdfast.state import compact
-from holdfast.state.blocks import BlockReader, Rows
+from holdfast.state.blocks import BlockReader, StateRows
 from holdfast.state.tables.expiry import NOTHING, Expiries
-from holdfast.state.tables.table import Table
+from holdfast.state.tables.table import StateTable
 
 Right = Callable[..., Any]
 
@@ -30,7 +30,7 @@ def forgets_ranges_of_unfinished(right: Right) -> Right:
 
 def merges_without_ranges(_: Right) -> type[BlockReader]:
     class Forgetful(BlockReader):
-        def read_part(self, rows_max: int | None = None) -> Rows | None:
+        def read_part(self, rows_max: int | None = None) -> StateRows | None:
             rows = super().read_part(rows_max)
             self.through[:] = NOTHING
             return rows
@@ -39,7 +39,7 @@ def merges_without_ranges(_: Right) -> type[BlockReader]:
 
 
 def keeps_expired_over_rollback(right: Right) -> Right:
-    def roll_back(table: Table, base: Epoch) -> bool:
+    def roll_back(table: StateTable, base: Epoch) -> bool:
         table._expiries = Expiries()
         held: bool = right(table, base)
         return held
@@ -72,7 +72,7 @@ VERSIONS: tuple[tuple[str, str, str, tuple[Any, str, Callable[[Right], Right]]],
         "rollback-keeps-windows-expired",
         "P10",
         "a survivor's rollback does not bring expired windows back",
-        (Table, "roll_back", keeps_expired_over_rollback),
+        (StateTable, "roll_back", keeps_expired_over_rollback),
     ),
     (
         "range-reaches-open-windows",

@@ -15,7 +15,7 @@ from holdfast.chaos.sim.jobs.branches.joins import JOIN_OPERATOR
 from holdfast.model import NEVER_US
 from holdfast.runtime.operators.joins.join import Arrived, JoinOperator
 from holdfast.runtime.operators.joins.rows import Due, KeptRows
-from holdfast.state.tables.table import Table
+from holdfast.state.tables.table import StateTable
 
 Right = Callable[..., Any]
 EARLY_US = 2_000_000
@@ -45,7 +45,7 @@ def forgets_rows_that_wait(_: Right) -> Right:
 
 
 def loses_rows_when_rolled_back(right: Right) -> Right:
-    def roll_back(table: Table, *given: Any) -> Any:
+    def roll_back(table: StateTable, *given: Any) -> Any:
         held = right(table, *given)
         if held and table.spec.name == f"{JOIN_OPERATOR}.right":
             table.delete(table.present())
@@ -77,7 +77,7 @@ VERSIONS = (
         "pair-lost-after-a-rollback",
         "P10, decisions/0060",
         "a survivor's rollback empties the right rows of a join",
-        (Table, "roll_back", loses_rows_when_rolled_back),
+        (StateTable, "roll_back", loses_rows_when_rolled_back),
     ),
 )
 """Name, rules, effect, swap."""

@@ -11,7 +11,7 @@ from weakref import WeakSet
 
 from holdfast.runtime.worker.loop import WorkerLoop
 from holdfast.state.tables.kernels.layout import Control
-from holdfast.state.tables.table import Table
+from holdfast.state.tables.table import StateTable
 
 Right = Callable[..., Any]
 """The function that a mutant replaces."""
@@ -34,12 +34,12 @@ def asks_for_new_changes_only(_: Right) -> Right:
 
 def stops_for_good(right: Right) -> Right:
     """Sources that were stopped once are not read again in this process."""
-    stopped: WeakSet[WorkerLoop] = WeakSet()
+    stopped_loops: WeakSet[WorkerLoop] = WeakSet()
 
     def memory_is_full(loop: WorkerLoop) -> bool:
         if right(loop):
-            stopped.add(loop)
-        return loop in stopped
+            stopped_loops.add(loop)
+        return loop in stopped_loops
 
     return memory_is_full
 
@@ -52,14 +52,14 @@ def asks_the_disk_once(_: Right) -> Right:
 def copies_what_was_changed(right: Right) -> Right:
     """A change overwrites a frozen record that was not copied yet, and its new values are copied."""
 
-    def change(table: Table, *given: Any) -> Any:
+    def change(table: StateTable, *given: Any) -> Any:
         before = int(table._control[Control.COPIED])
         result = right(table, *given)
-        made = slice(before, int(table._control[Control.COPIED]))
-        if made.start < made.stop:
+        copy_range = slice(before, int(table._control[Control.COPIED]))
+        if copy_range.start < copy_range.stop:
             copies = table._frozen[-1].copies
-            changed = table._gather(copies.slots[made], 0, copies.width)
-            copies.words.reshape(-1, copies.width)[made] = changed.T
+            changed = table._gather(copies.slots[copy_range], 0, copies.width)
+            copies.words.reshape(-1, copies.width)[copy_range] = changed.T
         return result
 
     return change

@@ -69,12 +69,12 @@ def assigns_to_another_too(right: Right) -> Right:
     """Triggers also carry the partitions of a recovery's deployment, for the next subtask."""
 
     def unassigned(state: Master, phase: Deployed) -> tuple[m.Assigned, ...]:
-        known: tuple[m.Assigned, ...] = right(state, replace(phase, known=0))
+        assignments: tuple[m.Assigned, ...] = right(state, replace(phase, known=0))
         new = {each.position.partition for each in right(state, phase)}
         width = state.rules.parallelism
         return tuple(
             each if each.position.partition in new else m.Assigned(each.position, Subtask((each.subtask + 1) % width))
-            for each in known
+            for each in assignments
             if each.position.offset >= 0
         )
 

@@ -20,7 +20,7 @@ from typing import Any
 from holdfast.chaos.sim.checks.history import History
 
 
-class Accepted:
+class AcceptedRequests:
     """The accepted requests, by the driver's owner token."""
 
     def __init__(self, history: History, fail: Callable[[str, str], None]) -> None:

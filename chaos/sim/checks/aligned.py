@@ -24,7 +24,7 @@ Place = tuple[str, int]
 """Source and partition."""
 
 
-class Limits(NamedTuple):
+class AlignmentLimits(NamedTuple):
     """The last limits that a worker received."""
 
     generation: int
@@ -33,7 +33,7 @@ class Limits(NamedTuple):
     """By the worker's clock."""
 
 
-class Held(NamedTuple):
+class HeldPartition(NamedTuple):
     """A partition that a worker holds back."""
 
     place: Place
@@ -43,12 +43,12 @@ class Held(NamedTuple):
     """Whether it has unread records."""
 
 
-class Aligned:
+class AlignmentCheck:
     """Alignment in event time in one run of a seed. The sources of a simulated job are read together."""
 
     def __init__(self, fail: Callable[[str, str], None]) -> None:
         self._fail = fail
-        self._limits: dict[str, Limits] = {}
+        self._limits: dict[str, AlignmentLimits] = {}
         self.waited = 0
         """How often a worker took stock while it waited for others."""
 
@@ -57,7 +57,7 @@ class Aligned:
         self.waited += "event time" in stock.progress.held_by
 
     def sent(
-        self, message: m.HoldBack, reports: Iterable[m.Progress], until: Mapping[str, Mapping[int, int]] | None
+        self, message: m.HoldBack, reports: Iterable[m.WorkerProgress], until: Mapping[str, Mapping[int, int]] | None
     ) -> None:
         """A driver sends limits.
 
@@ -77,9 +77,9 @@ class Aligned:
         """A worker receives limits."""
         known = self._limits.get(worker)
         if known is None or message.generation >= known.generation:
-            self._limits[worker] = Limits(message.generation, message.later_than, now + message.lasts_s)
+            self._limits[worker] = AlignmentLimits(message.generation, message.later_than, now + message.lasts_s)
 
-    def turned(self, worker: str, generation: int, now: float, held: Iterable[Held]) -> None:
+    def turned(self, worker: str, generation: int, now: float, held: Iterable[HeldPartition]) -> None:
         """A worker of this generation had its turn, and holds these partitions back."""
         limits = self._limits.get(worker)
         for place, counts, unread in held:
@@ -113,18 +113,18 @@ class Aligned:
             self._fail("P11 held", f"an epoch holds {place} back, which has records and counts as silent")
 
 
-def _unread_of(reports: Iterable[m.Progress], until: Mapping[str, Mapping[int, int]] | None) -> dict[Place, int]:
+def _unread_of(reports: Iterable[m.WorkerProgress], until: Mapping[str, Mapping[int, int]] | None) -> dict[Place, int]:
     """Return the partitions that have unread records, and their watermarks."""
     unread: dict[Place, int] = {}
     for report in reports:
-        ended = {(at.source, at.partition) for at in report.ended}
+        ended_places = {(at.source, at.partition) for at in report.ended}
         ends = {(at.source, at.partition): at.offset for at in report.ends}
         for at in report.positions:
             place = at.source, at.partition
             end = ends.get(place, 0)
             if until is not None:
                 end = min(end, until[at.source].get(at.partition, 0))
-            if place not in ended and end > max(at.offset, 0):
+            if place not in ended_places and end > max(at.offset, 0):
                 unread[place] = _time(at)
     return unread
 

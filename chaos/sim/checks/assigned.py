@@ -19,7 +19,7 @@ FIRST = 0
 """The offset of the first record of every partition."""
 
 
-class Assigned:
+class AssignmentCheck:
     """The assignments of one run of a seed.
 
     Args:
@@ -59,15 +59,15 @@ class Assigned:
 
     def completed(self, epoch: int, generation: int, follows: int) -> None:
         """An epoch was completed."""
-        cut, since = self._cuts[epoch], self._since.get(generation, {})
+        offsets, since = self._cuts[epoch], self._since.get(generation, {})
         for partition, first in since.items():
-            if first <= epoch and partition not in cut:
+            if first <= epoch and partition not in offsets:
                 self._fail("P12 manifest", f"epoch {epoch} lacks partition {partition}, assigned by trigger {first}")
-            elif first == epoch and cut[partition] != FIRST:
-                what = f"partition {partition} was read up to {cut[partition]} in the epoch of its own trigger"
+            elif first == epoch and offsets[partition] != FIRST:
+                what = f"partition {partition} was read up to {offsets[partition]} in the epoch of its own trigger"
                 self._fail("P12 barrier", f"epoch {epoch}: {what}")
         known = self._readers.get(generation, {}).keys() | self._cuts.get(follows, {}).keys()
-        if unknown := cut.keys() - known:
+        if unknown := offsets.keys() - known:
             self._fail("P12 manifest", f"epoch {epoch} has partitions {sorted(unknown)}, which nothing was to read")
 
     def _given(self, generation: int, partition: int, subtask: int) -> None:

@@ -48,19 +48,19 @@ class Audited:
             self._fail("P8 audit", f"epoch {epoch} has no digests")
             return
         self._audits[epoch] = audit
-        reported = {each["partition"]: each for each in audit["sources"]}
-        if len(reported) < len(audit["sources"]):
+        digests = {each["partition"]: each for each in audit["sources"]}
+        if len(digests) < len(audit["sources"]):
             self._fail("I2 audit", f"epoch {epoch}: a partition is listed twice")
         for partition, batch in enumerate(self._batches):
             first, end = before.get(partition, 0), now.get(partition, 0)
-            found = reported.get(partition, {"first": first, "end": first, "taken": {"rows": 0, "sum": 0, "xor": 0}})
-            if (found["first"], found["end"]) != (first, end):
-                span = f"{found['first']} to {found['end']}"
+            digest = digests.get(partition, {"first": first, "end": first, "taken": {"rows": 0, "sum": 0, "xor": 0}})
+            if (digest["first"], digest["end"]) != (first, end):
+                span = f"{digest['first']} to {digest['end']}"
                 self._fail(
                     "I1 audit",
                     f"epoch {epoch}, partition {partition}: the digest covers {span}, the epoch read {first} to {end}",
                 )
-            elif _read(found["taken"]) != digest_of(batch.slice(first, end - first)):
+            elif _read(digest["taken"]) != digest_of(batch.slice(first, end - first)):
                 self._fail("I1 audit", f"epoch {epoch}, partition {partition}: the digest does not match the records")
         if self._scenario.immediate:
             self._written_immediately(epoch, audit, before, now)
@@ -71,12 +71,15 @@ class Audited:
 
     def delivered(self, writer: Writer, tag: Tag, batches: list[pa.RecordBatch]) -> None:
         """Output became visible: it must match the epoch's digests."""
-        reported = self._digest_of(tag.epoch, writer)
-        found = NOTHING
+        epoch_digest = self._digest_of(tag.epoch, writer)
+        visible_digest = NOTHING
         for batch in batches:
-            found = added(found, self._digest(writer.sink, batch))
-        if reported is not None and reported != found:
-            self._fail("I5 audit", f"{writer} at epoch {tag.epoch}: {found} became visible, the digest says {reported}")
+            visible_digest = added(visible_digest, self._digest(writer.sink, batch))
+        if epoch_digest is not None and epoch_digest != visible_digest:
+            self._fail(
+                "I5 audit",
+                f"{writer} at epoch {tag.epoch}: {visible_digest} became visible, the digest says {epoch_digest}",
+            )
 
     def at_end(self, last: Epoch, rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> None:
         """The rows added in all must match the sum of the last epoch."""
@@ -90,18 +93,18 @@ class Audited:
 
     def _written_immediately(self, epoch: int, audit: Mapping[str, Any], before: Cut, now: Cut) -> None:
         """An epoch's output to the sink with immediate writes follows from its records alone."""
-        expected = found = NOTHING
+        expected_digest = written_digest = NOTHING
         for partition, batch in enumerate(self._batches):
             first, end = before.get(partition, 0), now.get(partition, 0)
             rows = batch.slice(first, end - first).select(["place", "id", "value"])
             if self._scenario.above is not None:
                 rows = rows.filter(pc.greater(rows.column("value"), self._scenario.above))
-            expected = added(expected, digest_of(rows))
+            expected_digest = added(expected_digest, digest_of(rows))
         for each in audit["sinks"]:
             if each["writer"]["sink"] == LASTS:
-                found = added(found, whole(map(_read, each["parts"])))
-        if found != expected:
-            self._fail("I1 audit", f"epoch {epoch}: immediate writes were {found}, expected {expected}")
+                written_digest = added(written_digest, whole(map(_read, each["parts"])))
+        if written_digest != expected_digest:
+            self._fail("I1 audit", f"epoch {epoch}: immediate writes were {written_digest}, expected {expected_digest}")
 
     def _digest_of(self, epoch: int, writer: Writer) -> RowDigest | None:
         audit = self._audits.get(epoch)

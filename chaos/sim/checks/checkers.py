@@ -31,20 +31,20 @@ from typing import Any
 
 import pyarrow as pa
 
-from holdfast.chaos.sim.checks.accepted import Accepted
-from holdfast.chaos.sim.checks.aligned import Aligned
-from holdfast.chaos.sim.checks.assigned import Assigned
+from holdfast.chaos.sim.checks.accepted import AcceptedRequests
+from holdfast.chaos.sim.checks.aligned import AlignmentCheck
+from holdfast.chaos.sim.checks.assigned import AssignmentCheck
 from holdfast.chaos.sim.checks.attempts import Attempts
 from holdfast.chaos.sim.checks.audited import Audited
 from holdfast.chaos.sim.checks.branched import Branched
 from holdfast.chaos.sim.checks.clocks import NEVER, Channel
-from holdfast.chaos.sim.checks.finishing import Finishing
+from holdfast.chaos.sim.checks.finishing import FinishRequests
 from holdfast.chaos.sim.checks.history import History, plain_manifest
 from holdfast.chaos.sim.checks.inspected import Inspected
 from holdfast.chaos.sim.checks.lasts import Lasts
-from holdfast.chaos.sim.checks.visible import Added, Upserted
-from holdfast.chaos.sim.checks.windowed import SECOND_US, Windowed
-from holdfast.chaos.sim.faults.schedule import Journal
+from holdfast.chaos.sim.checks.visible import AppendCheck, Upserted
+from holdfast.chaos.sim.checks.windowed import SECOND_US, WindowCheck
+from holdfast.chaos.sim.faults.schedule import EventJournal
 from holdfast.chaos.sim.jobs import dropping, evolving, oracle
 from holdfast.chaos.sim.jobs.arriving import batches_of
 from holdfast.chaos.sim.jobs.branches.contract import Watched
@@ -76,7 +76,7 @@ from holdfast.sinks.contract.target import OP
 from holdfast.sinks.memory.immediate import ImmediateTable
 from holdfast.state.store import Identity, Piece, StateStore
 from holdfast.state.tables.slab import Rows
-from holdfast.state.tables.table import Table
+from holdfast.state.tables.table import StateTable
 from holdfast.storage.objects import MemoryObjects
 
 NO_TAG = Tag(Timeline(0), NO_EPOCH)
@@ -94,7 +94,7 @@ class Checks:
         versions: Sequence[Plan],
         tables: Mapping[str, SharedTable],
         lasts: ImmediateTable,
-        journal: Journal,
+        journal: EventJournal,
     ) -> None:
         plan = versions[0]
         self._scenario, self._plan, self._tables, self._journal = scenario, plan, tables, journal
@@ -102,15 +102,15 @@ class Checks:
         self.objects = MemoryObjects()
         self.violations: list[str] = []
         self.history = History(self.fail)
-        self.accepted = Accepted(self.history, self.fail)
-        self.assigned = Assigned(self.history.cuts, self.fail)
+        self.accepted = AcceptedRequests(self.history, self.fail)
+        self.assigned = AssignmentCheck(self.history.cuts, self.fail)
         self.attempts = Attempts(self.fail)
-        self.aligned = Aligned(self.fail)
+        self.aligned = AlignmentCheck(self.fail)
         self.elapsed: Callable[[], float] = lambda: 0.0
-        self._finishing = Finishing(scenario)
+        self._finishing = FinishRequests(scenario)
         self._fold: joblog.Job | None = None
         self._tags: dict[tuple[JobUuid, Writer], Tag] = {}
-        self._added = Added(scenario, self.fail)
+        self._added = AppendCheck(scenario, self.fail)
         batches = batches_of(scenario.partitions, plan.sources[0].source.schema)
         keys = {spec.name: spec.upsert_key for spec in plan.sinks if spec.upsert_key is not None}
         self._audited = Audited(batches, keys, scenario, self.fail)
@@ -121,7 +121,7 @@ class Checks:
         }
         self._key_of = {name: by for name, by, _ in _expected_upserts(scenario)}
         windowing = scenario.windowing
-        self._windowed = None if windowing is None else Windowed(scenario, windowing, self.fail)
+        self._windowed = None if windowing is None else WindowCheck(scenario, windowing, self.fail)
         self._branched = self._watching(scenario)
         self._ledger = Ledger(scenario.partitions, scenario.moves_rows, self.fail) if scenario.ledger else None
         self._regrouped = Regrouped(scenario.partitions, self.fail) if scenario.regroups else None
@@ -214,16 +214,16 @@ class Checks:
                 self.fail("I6 tags", f"the tag of {writer} went from {before} to {tag}")
             self._tags[job_uuid, writer] = tag
             self._audited.delivered(writer, tag, batches)
-            cut = self.history.cuts.get(tag.epoch)
-            if cut is None:
+            offsets = self.history.cuts.get(tag.epoch)
+            if offsets is None:
                 self.fail("I5 visible", f"output of {writer} became visible, but epoch {tag.epoch} is not completed")
             elif writer.sink in (ADDED, WINDOWS) or writer.sink in self._branched:
                 # These tables show what each epoch added, as if it had been delivered alone.
                 later = sum(batch.num_rows for _, more in epochs[n + 1 :] for batch in more)
                 rows = self._tables[writer.sink].rows()
-                self._look_at_added(writer, tag, cut, rows[: len(rows) - later])
+                self._look_at_added(writer, tag, offsets, rows[: len(rows) - later])
             elif n + 1 == len(epochs):
-                self._look(writer, tag, cut, [batch for _, each in epochs for batch in each])
+                self._look(writer, tag, offsets, [batch for _, each in epochs for batch in each])
 
     def _look_at_added(self, writer: Writer, tag: Tag, cut: Cut, rows: Sequence[Mapping[str, Any]]) -> None:
         if writer.sink == ADDED:
@@ -290,31 +290,31 @@ class Checks:
         writers = [(JobUuid(rewinding.job_uuid), writer) for writer in rewinding.writers]
         moved = [key for key in writers if self._tags.get(key, NO_TAG) < rewinding.to]
         self._tags |= dict.fromkeys(moved, rewinding.to)
-        cut = self.history.cuts.get(rewinding.to.epoch)
-        if not moved or cut is None:
+        offsets = self.history.cuts.get(rewinding.to.epoch)
+        if not moved or offsets is None:
             return
         self.repairs += 1
         rows = self._tables[rewinding.sink].rows()
         if rewinding.sink == ADDED:
-            self._added.taken_back(cut, rows)
+            self._added.taken_back(offsets, rows)
         elif rewinding.sink in self._branched:
-            self._branched.taken_back(rewinding.sink, rewinding.to, cut, rows)
+            self._branched.taken_back(rewinding.sink, rewinding.to, offsets, rows)
         elif rewinding.sink == WINDOWS and self._windowed is not None:
-            self._windowed.taken_back(rewinding.to, cut, rows)
+            self._windowed.taken_back(rewinding.to, offsets, rows)
         elif rewinding.sink == LATE and self._windowed is not None:
             self._windowed.look_late(rows)
         elif rewinding.sink in self._branched.late:
             return  # compared at the end
         elif rewinding.sink == REGROUPED and self._regrouped is not None:
-            self._regrouped.look(f"after going back to {rewinding.to}", cut, rows)
+            self._regrouped.look(f"after going back to {rewinding.to}", offsets, rows)
         elif rewinding.sink in LETTERED:
-            self._lettered.compare(rewinding.sink, f"after going back to {rewinding.to}", cut, rows)
+            self._lettered.compare(rewinding.sink, f"after going back to {rewinding.to}", offsets, rows)
         elif rewinding.sink == ACCOUNTS and self._ledger is not None:
-            self._ledger.compare("P21 repair", f"after going back to {rewinding.to}", cut, rows)
+            self._ledger.compare("P21 repair", f"after going back to {rewinding.to}", offsets, rows)
         elif rewinding.sink == dropping.SINCE and self._since is not None:
             self._since.visible("P21 repair", rewinding.to.epoch, rows)
         else:
-            self._upserted[rewinding.sink].taken_back(rewinding.to, cut, rows)
+            self._upserted[rewinding.sink].taken_back(rewinding.to, offsets, rows)
 
     def at_end(self) -> None:
         """Compare everything with the oracle once nothing changes any longer."""
@@ -372,7 +372,7 @@ class Checks:
         if self.history.finished and not self.violations:
             self._all_delivered()
         body = record.body
-        completed = isinstance(body, joblog.CheckpointCompleted)
+        is_checkpoint = isinstance(body, joblog.CheckpointCompleted)
         if isinstance(body, joblog.CheckpointCompleted) and not self.violations:
             history = self.history
             before = history.cuts[history.lineage[-2]] if len(history.lineage) > 1 else {}
@@ -386,16 +386,16 @@ class Checks:
             self._windowed.clocks.completed(body.epoch, body.follows, cut, record.owner)
             if not self.violations:
                 self._windowed.completed(self.history.manifests[body.epoch])
-        if completed and self._scenario.immediate:
+        if is_checkpoint and self._scenario.immediate:
             self.lasts.completed(self.history.cuts[self._fold.completed[-1].body.epoch])
         if (
-            completed
+            is_checkpoint
             and self._scenario.verify_every_checkpoint
             and len(self.restored) < RESTORED_MAX
             and not self.violations
         ):
             self._restore(self._fold.completed[-1])
-        if completed and self._scenario.inspects and self._scenario.branches and not self.violations:
+        if is_checkpoint and self._scenario.inspects and self._scenario.branches and not self.violations:
             self._inspect(self._fold.completed[-1])
 
     def _standing(self, sink: str, subtask: int) -> tuple[int, int]:
@@ -434,19 +434,23 @@ class Checks:
         ref = completed.body.manifest
         manifest = decode(plain_manifest(self.objects, ref.path), ref)
         stores = [self._store(manifest, subtask) for subtask in range(manifest.parallelism)]
-        inspected = Inspected(manifest, self.objects)
+        reader = Inspected(manifest, self.objects)
         for sink in self._scenario.upserts:
             operator, by = self._plan.operator(operator_of(sink)).id, UPSERTS[sink]
             version = evolving.version_of(manifest.operators) if self._scenario.evolves else 0
-            found = {row[by]: row for row in _rows(stores, operator, TOTALS | (evolving.RENAMED if version else {}))}
+            restored_rows = {
+                row[by]: row for row in _rows(stores, operator, TOTALS | (evolving.RENAMED if version else {}))
+            }
             if version == evolving.LAST_VERSION:
                 self._compare_twins(manifest.epoch, _rows(stores, operator, evolving.TWINS))
-            expected = oracle.totals(self._scenario.partitions, self.history.cuts[manifest.epoch], by)
-            if found != expected:
-                self.fail("I9 state", f"epoch {manifest.epoch}, {sink}: restored {found}, expected {expected}")
-            read = {row[by]: evolving.as_at_first(row) for row in inspected.rows(operator_of(sink))}
-            if read != expected:
-                self.fail("I9 read", f"epoch {manifest.epoch}, {sink}: a reader gets {read}, expected {expected}")
+            expected_rows = oracle.totals(self._scenario.partitions, self.history.cuts[manifest.epoch], by)
+            if restored_rows != expected_rows:
+                self.fail(
+                    "I9 state", f"epoch {manifest.epoch}, {sink}: restored {restored_rows}, expected {expected_rows}"
+                )
+            read = {row[by]: evolving.as_at_first(row) for row in reader.rows(operator_of(sink))}
+            if read != expected_rows:
+                self.fail("I9 read", f"epoch {manifest.epoch}, {sink}: a reader gets {read}, expected {expected_rows}")
         if self._ledger is not None:
             operator = self._plan.operator(LEDGER_OPERATOR).id
             accounts, when = _rows(stores, operator, BALANCE), f"restored at epoch {manifest.epoch}"
@@ -454,12 +458,12 @@ class Checks:
         if self._since is not None:
             number = dropping.of(manifest.operators).id
             self._since.restored("I9 state", manifest.epoch, _rows(stores, number, dropping.SINCE_COLUMNS))
-            self._since.restored("I9 read", manifest.epoch, inspected.rows(dropping.SINCE_OPERATOR))
-        self._branched.restored(manifest.epoch, self.history.cuts[manifest.epoch], inspected.rows)
+            self._since.restored("I9 read", manifest.epoch, reader.rows(dropping.SINCE_OPERATOR))
+        self._branched.restored(manifest.epoch, self.history.cuts[manifest.epoch], reader.rows)
         if self._scenario.texts:
-            self._restored_words(manifest.epoch, stores, inspected.rows(SPELLED_OPERATOR))
+            self._restored_words(manifest.epoch, stores, reader.rows(SPELLED_OPERATOR))
         if self._windowed is not None:
-            self._restored_windows(self._windowed, completed, stores, inspected.rows(operator_of(WINDOWS)))
+            self._restored_windows(self._windowed, completed, stores, reader.rows(operator_of(WINDOWS)))
 
     def _inspect(self, completed: joblog.Completed) -> None:
         """Read the state of the branches from a checkpoint, which takes less time than to restore all state."""
@@ -470,11 +474,11 @@ class Checks:
             self._branched.restored(epoch, self.history.cuts[epoch], Inspected(manifest, self.objects).rows)
 
     def _restored_words(self, epoch: Epoch, stores: Iterable[StateStore], read: Sequence[Mapping[str, Any]]) -> None:
-        expected = oracle.spelled(self._scenario.partitions, self.history.cuts[epoch])
+        expected_words = oracle.spelled(self._scenario.partitions, self.history.cuts[epoch])
         restored = _rows(stores, self._plan.operator(SPELLED_OPERATOR).id, SPELLED_COLUMNS)
         for rule, found in (("I9 state", restored), ("I9 read", read)):
-            if {row["word"]: row for row in found} != expected:
-                self.fail(rule, f"epoch {epoch}: words are {found}, expected {expected}")
+            if {row["word"]: row for row in found} != expected_words:
+                self.fail(rule, f"epoch {epoch}: words are {found}, expected {expected_words}")
 
     def _compare_twins(self, epoch: Epoch, rows: Iterable[Mapping[str, Any]]) -> None:
         for row in rows:
@@ -487,24 +491,24 @@ class Checks:
         return None if last is None else decode(self.objects.get(last.body.manifest.path), last.body.manifest)
 
     def _restored_windows(
-        self, windowed: Windowed, completed: joblog.Completed, stores: Iterable[StateStore], read: Sequence[Any]
+        self, windowed: WindowCheck, completed: joblog.Completed, stores: Iterable[StateStore], read: Sequence[Any]
     ) -> None:
         operator, epoch = self._plan.operator(operator_of(WINDOWS)).id, completed.body.epoch
         windows = _rows(stores, operator, TOTALS)
-        cut, when = self.history.cuts[epoch], f"restored at epoch {epoch}"
+        offsets, when = self.history.cuts[epoch], f"restored at epoch {epoch}"
         # Late records are known from the output: only once it is complete, and only for the current lineage.
         is_told = self.finished and epoch in self.history.lineage
         late = self._tables[LATE].rows() if is_told else None
-        windowed.restored(when, cut, windows, late)
-        windowed.restored(f"read at epoch {epoch}", cut, read, late)
+        windowed.restored(when, offsets, windows, late)
+        windowed.restored(f"read at epoch {epoch}", offsets, read, late)
         shown = [{name: row[name] for name in windows[0]} for row in read] if windows else read
         if sorted(map(str, shown)) != sorted(map(str, windows)):
             self.fail("I9 read", f"epoch {epoch}: a reader gets the windows {shown}, {windows} were restored")
         lineage = self.history.lineage
-        windowed.clocks.restored(epoch, lineage, cut, self._clocks(stores))
+        windowed.clocks.restored(epoch, lineage, offsets, self._clocks(stores))
         if self._regrouped is not None:
             operator = self._plan.operator(REGROUPED_OPERATOR).id
-            self._regrouped.look(when, cut, _rows(stores, operator, GATHERED))
+            self._regrouped.look(when, offsets, _rows(stores, operator, GATHERED))
         if windows and self.finished and completed == self._fold_last():
             self.fail("P13 windows", f"the state of a finished job still holds {len(windows)} windows")
 
@@ -548,7 +552,7 @@ def _expected_upserts(scenario: Scenario) -> list[tuple[str, str, Callable[[Cut]
     return [*sinks, *([(SPELLED, "word", partial(oracle.spelled, scenario.partitions))] if scenario.texts else [])]
 
 
-def _values(table: Table, column: str, slots: Rows) -> list[Any]:
+def _values(table: StateTable, column: str, slots: Rows) -> list[Any]:
     """Return the working values of a column as Python values."""
     if table.spec.column(column).plain:
         return list(table.column(column)[slots].tolist())

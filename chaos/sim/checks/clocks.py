@@ -97,8 +97,8 @@ class Clocks:
         """
         there = [p for p in range(len(self._partitions)) if p in cut or p not in self._added]
         marks = {p: oracle.watermark(self._partitions[p], cut.get(p, 0), self._delay) for p in there}
-        known = [mark for mark in marks.values() if mark is not None]
-        least = min(known) if known and len(known) == len(marks) else NEVER
+        known_marks = [mark for mark in marks.values() if mark is not None]
+        least = min(known_marks) if known_marks and len(known_marks) == len(marks) else NEVER
         sizes = {p: len(self._partitions[p]) for p in there}
         until = sizes if ends is None else {p: min(size, ends.get(p, 0)) for p, size in sizes.items()}
         unread = [p for p in there if cut.get(p, 0) < until[p]]
@@ -106,7 +106,7 @@ class Clocks:
             return least, LAST
         left = [marks[p] for p in unread if p not in let_go and p not in self._added]
         if self._idles or not left:
-            return least, max(known, default=NEVER)
+            return least, max(known_marks, default=NEVER)
         return least, min(NEVER if mark is None else mark for mark in left)
 
     def restored(self, epoch: int, lineage: Sequence[int], cut: Cut, clocks: Mapping[int, int]) -> None:

@@ -17,7 +17,7 @@ from holdfast.chaos.sim.jobs.oracle import Cut
 from holdfast.chaos.sim.jobs.workload import Scenario
 
 
-class Finishing:
+class FinishRequests:
     """The requests to finish that runs have accepted."""
 
     def __init__(self, scenario: Scenario) -> None:

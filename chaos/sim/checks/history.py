@@ -189,23 +189,23 @@ class History:
             self.cuts[epoch] = {}
             self.lineage.append(epoch)
             return
-        needed = msgspec.json.decode(data).get("base")
-        base = None if needed is None else self._verified(needed, objects)
+        base_ref = msgspec.json.decode(data).get("base")
+        base = None if base_ref is None else self._verified(base_ref, objects)
         manifest = msgspec.json.decode(_plain(data, base))
         self.named[epoch] = {body["manifest"]["path"], *(ref["path"] for ref in _named(manifest))}
-        self.named[epoch] |= set() if needed is None else {needed["path"]}
+        self.named[epoch] |= set() if base_ref is None else {base_ref["path"]}
         for path in self.named[epoch]:
             self._spans[path] = self._spans.get(path, (epoch, epoch))[0], epoch
         for ref in _named(manifest):
             self._verified(ref, objects)
-        cut = {at["partition"]: at["offset"] for at in manifest["positions"]}
+        offsets = {at["partition"]: at["offset"] for at in manifest["positions"]}
         follows = self.lineage[-1] if self.lineage else 0
         if body["follows"] != follows:
             self._fail("P5", f"epoch {epoch} follows {body['follows']}, not {follows}")
         before = self.cuts.get(follows, {})
-        if any(cut.get(partition, 0) < offset for partition, offset in before.items()):
-            self._fail("I6 offsets", f"epoch {epoch} goes back from {before} to {cut}")
-        self.cuts[epoch] = cut
+        if any(offsets.get(partition, 0) < offset for partition, offset in before.items()):
+            self._fail("I6 offsets", f"epoch {epoch} goes back from {before} to {offsets}")
+        self.cuts[epoch] = offsets
         self._check_pending(manifest, self.manifests.get(follows), standing)
         self.manifests[epoch] = manifest
         self.lineage.append(epoch)
@@ -244,12 +244,12 @@ def plain_manifest(objects: ObjectStore, path: str) -> bytes:
 
 def _plain(data: bytes, base: bytes | None) -> bytes:
     """Return a manifest's JSON; it may be compressed, or a difference from the base (docs/formats.md)."""
-    stored = msgspec.json.decode(data)
-    if "zstd" not in stored:
+    envelope = msgspec.json.decode(data)
+    if "zstd" not in envelope:
         return data
-    frame = base64.b64decode(stored["zstd"])
-    content: bytes = pa.Codec("zstd").decompress(frame, decompressed_size=stored["size"], asbytes=True)
-    if "base" not in stored:
+    frame = base64.b64decode(envelope["zstd"])
+    content: bytes = pa.Codec("zstd").decompress(frame, decompressed_size=envelope["size"], asbytes=True)
+    if "base" not in envelope:
         return content
     pieces, found = [] if base is None else _plain(base, None).split(b"},"), list[bytes]()
     for step in msgspec.msgpack.decode(content):

@@ -21,7 +21,7 @@ Fail = Callable[[str, str], None]
 Row = Mapping[str, Any]
 
 
-class Added:
+class AppendCheck:
     """The append sink."""
 
     def __init__(self, scenario: Scenario, fail: Fail) -> None:
@@ -41,12 +41,12 @@ class Added:
         self._rows = len(rows)
         if self._scenario.moves_rows:
             return
-        expected = oracle.passing(self._scenario.partitions, cut, self._scenario.above)
+        expected_ids = oracle.passing(self._scenario.partitions, cut, self._scenario.above)
         counts: dict[int, int] = {}
         for partition, owner in self._writers.items():
             if owner == writer:
-                self._compare(f"{writer} at epoch {tag.epoch}", partition, expected[partition])
-                counts[partition] = len(expected[partition])
+                self._compare(f"{writer} at epoch {tag.epoch}", partition, expected_ids[partition])
+                counts[partition] = len(expected_ids[partition])
         self._seen.append((writer, tag, cut, counts))
 
     def taken_back(self, cut: Cut, rows: Sequence[Row]) -> None:
@@ -82,12 +82,12 @@ class Added:
                     self._fail("I5 visible", f"{writer} at epoch {tag.epoch} lacked rows of partition {partition}")
 
     def _compare(self, when: str, partition: int, expected: list[int]) -> None:
-        found = self._ids.get(partition, [])
-        if found == expected:
+        visible_ids = self._ids.get(partition, [])
+        if visible_ids == expected:
             return
-        twice = sorted({id for id in found if found.count(id) > 1})
-        lost = sorted(set(expected) - set(found))
-        early = sorted(set(found) - set(expected))
+        twice = sorted({id for id in visible_ids if visible_ids.count(id) > 1})
+        lost = sorted(set(expected) - set(visible_ids))
+        early = sorted(set(visible_ids) - set(expected))
         rule = "I2 duplicate" if twice else "I1 loss" if lost else "I5 visible" if early else "I3 order"
         self._fail(rule, f"partition {partition} as of {when}: twice {twice}, lost {lost}, early {early}")
 
@@ -114,11 +114,11 @@ class Upserted:
         for key in sorted(keys):
             if self._writers.setdefault(key, writer) != writer:
                 self._fail("I5 visible", f"{self._name}: two writers wrote key {key}")
-        expected = self._expected(cut)
+        expected_rows = self._expected(cut)
         mine = {row[self._by]: row for row in rows if self._writers.get(row[self._by]) == writer}
         for key, row in mine.items():
-            if row != expected.get(key):
-                what = f"{self._name}: {writer} at epoch {tag.epoch} shows {row}, expected {expected.get(key)}"
+            if row != expected_rows.get(key):
+                what = f"{self._name}: {writer} at epoch {tag.epoch} shows {row}, expected {expected_rows.get(key)}"
                 self._fail("I5 visible", what)
         self._seen.append((writer, tag, cut, frozenset(mine)))
 

@@ -27,7 +27,7 @@ SETTLED_S = 1.0
 second after its last. Only if the deployment was this long before that record do the two certainly overlap."""
 
 
-class Windowed:
+class WindowCheck:
     """The two sinks of a window operator."""
 
     def __init__(self, scenario: Scenario, windowing: Windowing, fail: Fail) -> None:
@@ -97,12 +97,12 @@ class Windowed:
             late: The records late by the end; None if they do not determine which were late at `when`.
         """
         ids = {int(row["id"]) for row in late or ()}
-        expected = oracle.windows(self._partitions, cut, self._size, ids)
+        expected_windows = oracle.windows(self._partitions, cut, self._size, ids)
         earliest, _ = self.clocks.bounds(cut)
         for place, row in self._by_window(rows).items():
             if place[1] + self._lateness <= earliest:
                 self._fail("P11 open", f"{when}: window {place} is still open, but time is at least {earliest}")
-            there = expected.get(place, [0])
+            there = expected_windows.get(place, [0])
             if row[0] > there[0] if late is None else row != there:
                 self._fail("I9 state", f"{when}: window {place} is {row}, expected {there}")
 
@@ -138,10 +138,10 @@ class Windowed:
             )
 
     def _by_window(self, rows: Sequence[Row]) -> dict[tuple[int, int], list[int]]:
-        found: dict[tuple[int, int], list[int]] = {}
+        aggregates: dict[tuple[int, int], list[int]] = {}
         for row in rows:
             place = int(row["bucket"]), round(row["window_end"].timestamp() * SECOND_US)
-            if place in found:
+            if place in aggregates:
                 self._fail("P11 windows", f"window {place} was emitted twice")
-            found[place] = [int(row[name]) for name in ("n", "total", "low", "high")]
-        return found
+            aggregates[place] = [int(row[name]) for name in ("n", "total", "low", "high")]
+        return aggregates

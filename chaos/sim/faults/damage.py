@@ -43,20 +43,20 @@ class Damage:
         data = effect()
         if not path.startswith((*HASHED, LOG)):
             return data
-        found: bytes | None = data
+        content: bytes | None = data
         if path in self._lasting:
-            found = self._lasting[path]
+            content = self._lasting[path]
         elif path.startswith(LOG):
-            found = self._record(path, data, at)
+            content = self._record(path, data, at)
         elif self._faults.strikes(Fault.OBJECT_DAMAGED, at):
-            found = self._lasting[path] = self._damaged(data)
+            content = self._lasting[path] = self._damaged(data)
         elif self._faults.strikes(Fault.READ_DAMAGED, at):
-            found = self._damaged(data)
-        if found != data:
+            content = self._damaged(data)
+        if content != data:
             self._met.add(path)
-        if found is None:
+        if content is None:
             raise NotFound(path)
-        return found
+        return content
 
     def written(self, path: str) -> None:
         """An object was rewritten or deleted."""

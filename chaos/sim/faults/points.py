@@ -92,7 +92,7 @@ _MESSAGES: tuple[tuple[type, Point], ...] = (
     (m.Ready, Point.RECOVER),
     (m.Register, Point.RECOVER),
     (m.Failed, Point.RECOVER),
-    (m.Expired, Point.SWEEP),
+    (m.BeforeImagesExpired, Point.SWEEP),
 )
 
 

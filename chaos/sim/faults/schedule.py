@@ -31,7 +31,7 @@ class Crash(BaseException):
     """The process ends here. Only the schedule catches this: a lane must not treat it as a result."""
 
 
-class Journal:
+class EventJournal:
     """The journal of a run: the last lines as text, and a hash over all of them."""
 
     def __init__(self, clock: VirtualClock) -> None:
@@ -62,7 +62,7 @@ class Journal:
 class Process:
     """A unit that lives and dies as one: a driver, a worker."""
 
-    def __init__(self, name: str, journal: Journal) -> None:
+    def __init__(self, name: str, journal: EventJournal) -> None:
         self.name, self.journal = name, journal
         self.alive, self.paused = True, False
         self.left = False
@@ -113,7 +113,7 @@ class Schedule:
 
     def __init__(self) -> None:
         self.clock = VirtualClock()
-        self.journal = Journal(self.clock)
+        self.journal = EventJournal(self.clock)
         self.events = 0
         self.running = "world"
         """The process whose event is happening."""

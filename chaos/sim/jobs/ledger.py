@@ -69,14 +69,14 @@ class Ledger:
             return
         self._writers |= dict.fromkeys(accounts, writer)
         self._shown[writer] = tag.epoch
-        expected = oracle.balances(self._partitions, cut)
+        expected_rows = oracle.balances(self._partitions, cut)
         for row in rows:
             account = row["account"]
-            if self._writers.get(account) == writer and row != expected.get(account):
-                what = f"{writer} at epoch {tag.epoch} shows {row}, expected {expected.get(account)}"
+            if self._writers.get(account) == writer and row != expected_rows.get(account):
+                what = f"{writer} at epoch {tag.epoch} shows {row}, expected {expected_rows.get(account)}"
                 self._fail("I5 visible", f"accounts: {what}")
         one_epoch = len({self._shown[each] for each in self._writers.values()}) == 1
-        if one_epoch and (total := sum(row["balance"] for row in rows)) and len(rows) == len(expected):
+        if one_epoch and (total := sum(row["balance"] for row in rows)) and len(rows) == len(expected_rows):
             self._fail("I5 ledger", f"at epoch {tag.epoch} all balances add up to {total}: {rows}")
 
     def compare(self, rule: str, when: str, cut: Cut, rows: Sequence[Row]) -> None:
@@ -105,10 +105,10 @@ class Regrouped:
 
     def at_end(self, rows: Sequence[Row], windows: Sequence[Row]) -> None:
         """Every window's result counts once."""
-        expected: dict[int, list[int]] = {}
+        expected_counts: dict[int, list[int]] = {}
         for window in windows:
-            count, n = expected.get(window["bucket"], [0, 0])
-            expected[window["bucket"]] = [count + 1, n + window["n"]]
+            count, n = expected_counts.get(window["bucket"], [0, 0])
+            expected_counts[window["bucket"]] = [count + 1, n + window["n"]]
         found = {row["bucket"]: [row["windows"], row["n"]] for row in rows}
-        if found != expected:
-            self._fail("I1 loss", f"regrouped, (windows, records) by bucket: {found}, expected {expected}")
+        if found != expected_counts:
+            self._fail("I1 loss", f"regrouped, (windows, records) by bucket: {found}, expected {expected_counts}")

@@ -48,14 +48,14 @@ class Lettered:
         self._compare(sink, when, rows, cut, whole=True)
 
     def _compare(self, sink: str, when: str, rows: Sequence[Row], cut: Cut, *, whole: bool) -> None:
-        found = [_id_of(row) for row in rows] if sink == DLQ else [int(row["id"]) for row in rows]
+        visible_ids = [_id_of(row) for row in rows] if sink == DLQ else [int(row["id"]) for row in rows]
         read = (r for p, records in enumerate(self._partitions) for r in records[: cut.get(p, 0)])
-        expected = {record.id for record in read if _is_of(sink, record)}
-        if twice := sorted({each for each in found if found.count(each) > 1}):
+        expected_ids = {record.id for record in read if _is_of(sink, record)}
+        if twice := sorted({each for each in visible_ids if visible_ids.count(each) > 1}):
             self._fail("I2 duplicate", f"{sink}, {when}: records {twice} are present more than once")
-        if wrong := sorted(set(found) - expected):
+        if wrong := sorted(set(visible_ids) - expected_ids):
             self._fail("I5 visible", f"{sink}, {when}: records {wrong} do not belong there")
-        if whole and (lost := sorted(expected - set(found))):
+        if whole and (lost := sorted(expected_ids - set(visible_ids))):
             self._fail("I1 loss", f"{sink}, {when}: records {lost} are missing")
 
 

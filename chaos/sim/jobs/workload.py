@@ -90,7 +90,7 @@ ON_DISK = frozenset({Fault.DISK_FULL, Fault.DISK_ERROR, Fault.POWER_LOST})
 
 
 @dataclass(frozen=True)
-class Moment:
+class TimedFault:
     """A fault of PER_RUN: when it strikes, and for how long, if it lasts."""
 
     at: float
@@ -173,7 +173,7 @@ class Scenario:
     folders: bool
     """Whether workers keep committed state in folders that outlive them."""
     armed: dict[Fault, float]
-    moments: tuple[Moment, ...]
+    moments: tuple[TimedFault, ...]
     aims: tuple[Aim, ...]
     call_s: float
     """Seconds that every third call of a Python function takes."""
@@ -331,16 +331,16 @@ def scenario(seed: int) -> Scenario:
         for partition, count in enumerate(counts)
     )
     arrivals = tuple(tuple(sorted(rng.uniform(0.0, span) for _ in range(count))) for count in counts)
-    armed = faults.draw(rng)
+    fault_rates = faults.draw(rng)
     heal_at = rng.uniform(1.5, 6.0)
     keeping, timing, backwards = (random.Random(seed ^ salt) for salt in (0xBA5E, 0x71AE, 0xBACC))
     windowing = _windowing(timing)
     if windowing is not None:
         records = tuple(_timed(timing, partition) for partition in records)
-    rescaled = tuple(timing.choices((1, 2, 3), k=3)) if timing.random() < RESCALED_SHARE else ()
+    later_parallelisms = tuple(timing.choices((1, 2, 3), k=3)) if timing.random() < RESCALED_SHARE else ()
     rewinds = _rewinds(backwards)
     if rewinds and backwards.random() < 0.4:
-        armed = {**armed, Fault.SINK_LATE: 0.3}  # late writes meet another timeline
+        fault_rates = {**fault_rates, Fault.SINK_LATE: 0.3}  # late writes meet another timeline
     cut_short = _cut_short(backwards, rewinds)
     # Immediate writes cannot be undone, so such a job is never rewound.
     immediate = not rewinds and random.Random(seed ^ 0xA70).random() < 0.5
@@ -360,25 +360,25 @@ def scenario(seed: int) -> Scenario:
         retention=_retention(keeping),
         savepoints=_savepoints(keeping),
         windowing=windowing,
-        parallelisms=(parallelism, *rescaled),
+        parallelisms=(parallelism, *later_parallelisms),
         rewinds=rewinds,
         folders=rng.random() < 0.4,
         immediate=immediate,
         united=not immediate and partitions > 1 and random.Random(seed ^ 0x2011).random() < UNITED_SHARE,
         ledger=random.Random(f"{seed}/ledger").random() < LEDGER_SHARE,
         regroups=windowing is not None and random.Random(f"{seed}/regroups").random() < REGROUPED_SHARE,
-        armed=armed,
-        moments=tuple(sorted([*_moments(rng, armed, heal_at), *cut_short], key=lambda moment: moment.at)),
+        armed=fault_rates,
+        moments=tuple(sorted([*_moments(rng, fault_rates, heal_at), *cut_short], key=lambda moment: moment.at)),
         heal_at=heal_at,
         aims=(),
         call_s=0.0,
     )
-    drawn = _growing(_with_ends(_with_rest(_regrowing(_with_functions(_with_more(whole))))), keys)
-    drawn = replace(drawn, texts=random.Random(f"{seed}/texts").random() < TEXTS_SHARE)
-    drawn = replace(drawn, branches=() if windowing is None else _branches(seed))
-    drawn = replace(drawn, inspects=random.Random(f"{seed}/inspected").random() < INSPECTED_SHARE)
-    drawn = _in_batches(_with_backlog(_budgeted(_with_slow_copies(drawn)), keys))
-    return _with_survivors(_with_committer(_with_standbys(drawn)))
+    variant = _growing(_with_ends(_with_rest(_regrowing(_with_functions(_with_more(whole))))), keys)
+    variant = replace(variant, texts=random.Random(f"{seed}/texts").random() < TEXTS_SHARE)
+    variant = replace(variant, branches=() if windowing is None else _branches(seed))
+    variant = replace(variant, inspects=random.Random(f"{seed}/inspected").random() < INSPECTED_SHARE)
+    variant = _in_batches(_with_backlog(_budgeted(_with_slow_copies(variant)), keys))
+    return _with_survivors(_with_committer(_with_standbys(variant)))
 
 
 def _branches(seed: int) -> tuple[str, ...]:
@@ -399,14 +399,14 @@ def _with_survivors(whole: Scenario) -> Scenario:
     if not whole.branches or whole.batched or calm or timed or rng.random() >= SURVIVORS_SHARE:
         return whole
     times = [rng.uniform(KILLED_FROM_S, whole.heal_at) for _ in range(rng.choice(KILLED))]
-    killed = [Moment(at, Fault.WORKER_KILLED, 0.0) for at in times]
+    kills = [TimedFault(at, Fault.WORKER_KILLED, 0.0) for at in times]
     latest = max((arrivals[-1] for arrivals in whole.arrivals if arrivals), default=whole.heal_at)
     stretch = max(1.0, whole.heal_at / latest)
     return replace(
         whole,
         parallelisms=whole.parallelisms if whole.rescales else (max(2, whole.parallelisms[0]),),
-        armed=whole.armed | {Fault.WORKER_KILLED: whole.armed.get(Fault.WORKER_KILLED, 0.0) + len(killed)},
-        moments=tuple(sorted((*whole.moments, *killed), key=lambda moment: moment.at)),
+        armed=whole.armed | {Fault.WORKER_KILLED: whole.armed.get(Fault.WORKER_KILLED, 0.0) + len(kills)},
+        moments=tuple(sorted((*whole.moments, *kills), key=lambda moment: moment.at)),
         arrivals=tuple(tuple(at * stretch for at in times) for times in whole.arrivals),
         checkpoint_every=0.25,
     )
@@ -460,13 +460,13 @@ def _in_batches(whole: Scenario) -> Scenario:
     if rng.random() >= BATCHES_SHARE or unfit:
         return whole
     modes = rng.choice(((True,), (True, False), (False, True), (True, True, False), (False, False, True)))
-    armed = {**whole.armed, **faults.draw_batches(rng)}
-    aimed, ends, rewinds = (*whole.aims, *aims.draw_at_batches(rng)), whole.ends, whole.rewinds
+    fault_rates = {**whole.armed, **faults.draw_batches(rng)}
+    all_aims, ends, rewinds = (*whole.aims, *aims.draw_at_batches(rng)), whole.ends, whole.rewinds
     if not ends and rng.random() < FINISHED_IN_BATCHES_SHARE:
         ends = (EndAsked(rng.uniform(0.3, 5.0), "finish"),)
     if not rewinds and rng.random() < REWOUND_IN_BATCHES_SHARE:
         rewinds = tuple(RewindAsked(rng.uniform(0.5, 4.0), rng.choice((0, 1, 2)), None) for _ in range(2))
-    return replace(whole, batches=modes, armed=armed, aims=aimed, ends=ends, rewinds=rewinds)
+    return replace(whole, batches=modes, armed=fault_rates, aims=all_aims, ends=ends, rewinds=rewinds)
 
 
 def _with_more(whole: Scenario) -> Scenario:
@@ -474,17 +474,17 @@ def _with_more(whole: Scenario) -> Scenario:
     seed, rng = whole.seed, random.Random(f"{whole.seed}/more")
     records = faults.draw_records(random.Random(f"{seed}/records"))
     after = faults.draw_after(random.Random(f"{seed}/after"))
-    more, aimed = {**faults.draw_more(rng), **records, **after}, aims.draw(random.Random(f"{seed}/aims"))
+    more, new_aims = {**faults.draw_more(rng), **records, **after}, aims.draw(random.Random(f"{seed}/aims"))
     whole = replace(
         whole,
-        aims=aimed,
+        aims=new_aims,
         armed={**more, **whole.armed},
         moments=tuple(sorted((*whole.moments, *_moments(rng, more, whole.heal_at)), key=lambda moment: moment.at)),
         folders=whole.folders or bool(ON_DISK & more.keys()),
     )
-    if any(aim.fault is Fault.RESCALED for aim in aimed) and len(whole.parallelisms) == 1:
+    if any(aim.fault is Fault.RESCALED for aim in new_aims) and len(whole.parallelisms) == 1:
         whole = replace(whole, parallelisms=(*whole.parallelisms, whole.parallelisms[0] % 3 + 1))
-    if any(aim.point is Point.SWEEP for aim in aimed):
+    if any(aim.point is Point.SWEEP for aim in new_aims):
         # Checkpoints must be completed before any expires, so this world has no other faults.
         calm = {**more, Fault.WRITE_LATE: 0.2}
         whole = replace(whole, armed=calm, moments=(), checkpoint_every=0.12, retention=Retention(1, 0, 2))
@@ -537,14 +537,14 @@ def _regrowing(whole: Scenario) -> Scenario:
     heal_at = REGROWS_AT[-1] + 0.5
     latest = max((times[-1] for times in whole.arrivals if times), default=1.0)
     stretch = (heal_at + 1.0) / latest
-    killed = tuple(Moment(at + rng.uniform(0.0, 0.4), Fault.DRIVER_KILLED, 0.2) for at in REGROWS_AT)
+    kills = tuple(TimedFault(at + rng.uniform(0.0, 0.4), Fault.DRIVER_KILLED, 0.2) for at in REGROWS_AT)
     return replace(
         whole,
         parallelisms=rng.choice(((1, 2), (1, 2), (1, 3), (1, 2, 1, 3), (3, 2, 1))),
         merging=Thresholds(rng.choice((4_000, 8_000, 14_000, 20_000)), rng.choice((3, 64))),
         checkpoint_every=0.12,
-        armed={Fault.DRIVER_KILLED: float(len(killed))},
-        moments=killed,
+        armed={Fault.DRIVER_KILLED: float(len(kills))},
+        moments=kills,
         aims=(),
         arrivals=tuple(tuple(at * stretch for at in times) for times in whole.arrivals),
         heal_at=heal_at,
@@ -566,14 +566,14 @@ def _growing(whole: Scenario, keys: int) -> Scenario:
         made = tuple(_record(rng, partition, offset, keys) for offset in range(count))
         records.append(made if whole.windowing is None else _timed(rng, made))
         arrivals.append(tuple(sorted(at + rng.choice((0.0, rng.uniform(0.0, 2.0))) for _ in range(count))))
-    refused = {Fault.LISTING_REFUSED: rng.choice((0.2, 0.6))} if rng.random() < 0.4 else {}
+    refusal_rates = {Fault.LISTING_REFUSED: rng.choice((0.2, 0.6))} if rng.random() < 0.4 else {}
     return replace(
         whole,
         partitions=(*whole.partitions, *records),
         arrivals=(*whole.arrivals, *arrivals),
         appears=(*(0.0,) * first, *appears),
         listed_every=rng.choice(LISTED_EVERY_S),
-        armed={**whole.armed, **refused},
+        armed={**whole.armed, **refusal_rates},
         aims=(*whole.aims, *aims.draw_at_partitions(rng)),
     )
 
@@ -614,15 +614,15 @@ def _with_backlog(whole: Scenario, keys: int) -> Scenario:
 def _with_ends(whole: Scenario) -> Scenario:
     """In some seeds ask for the end of the run, and let some runs end by themselves."""
     rng = random.Random(f"{whole.seed}/ends")
-    asked: tuple[EndAsked, ...] = ()
+    requests: tuple[EndAsked, ...] = ()
     if rng.random() < ENDS_SHARE:
         hows = rng.choice(((None,), (None, None), ("now",), (None, "now", None), ("finish",), (None, "finish")))
-        asked = tuple(EndAsked(rng.uniform(0.3, 5.0), how) for how in hows)
+        requests = tuple(EndAsked(rng.uniform(0.3, 5.0), how) for how in hows)
     once = rng.choice(((True, False), (True, True, False))) if rng.random() < ONCE_SHARE else (False,)
     letters = random.Random(f"{whole.seed}/letters").random() < LETTERS_SHARE
     evolves = random.Random(f"{whole.seed}/evolves").random() < evolving.EVOLVES_SHARE
     drops = evolves and random.Random(f"{whole.seed}/drops").random() < dropping.DROPS_SHARE
-    ends = tuple(sorted(asked, key=lambda end: end.at))
+    ends = tuple(sorted(requests, key=lambda end: end.at))
     return replace(whole, ends=ends, once=once, letters=letters, evolves=evolves, drops=drops)
 
 
@@ -643,12 +643,12 @@ def _windowing(rng: random.Random) -> Windowing | None:
 
 def _timed(rng: random.Random, records: tuple[Input, ...]) -> tuple[Input, ...]:
     """Give the records of a partition growing event times, some out of order, a few far back."""
-    now, timed = 0.0, []
+    now, timed_records = 0.0, []
     for record in records:
         now += rng.choice((0.0, 0.3, 1.0, 3.0))
         back = rng.choice((0.0, 0.0, 0.5, 1.0, 4.0, 12.0))
-        timed.append(replace(record, at=int(1_000_000 * (now - back))))
-    return tuple(timed)
+        timed_records.append(replace(record, at=int(1_000_000 * (now - back))))
+    return tuple(timed_records)
 
 
 def _merging(rng: random.Random) -> Thresholds:
@@ -686,17 +686,17 @@ def _record(rng: random.Random, partition: int, offset: int, keys: int) -> Input
     return Input(partition * PARTITION_STRIDE + offset, key, bucket, rng.randint(-100, 100))
 
 
-def _cut_short(rng: random.Random, rewinds: tuple[RewindAsked, ...]) -> list[Moment]:
+def _cut_short(rng: random.Random, rewinds: tuple[RewindAsked, ...]) -> list[TimedFault]:
     """In a third of the seeds that rewind, make the target unreachable then, and kill the driver before it is back."""
     if rng.random() < 0.65:
         return []
-    down = [Moment(max(0.0, asked.at - 0.05), Fault.SINK_DOWN, 1.0) for asked in rewinds]
-    return down + [Moment(asked.at + rng.uniform(0.1, 0.8), Fault.DRIVER_KILLED, 0.2) for asked in rewinds]
+    down = [TimedFault(max(0.0, asked.at - 0.05), Fault.SINK_DOWN, 1.0) for asked in rewinds]
+    return down + [TimedFault(asked.at + rng.uniform(0.1, 0.8), Fault.DRIVER_KILLED, 0.2) for asked in rewinds]
 
 
-def _moments(rng: random.Random, armed: dict[Fault, float], heal_at: float) -> list[Moment]:
+def _moments(rng: random.Random, armed: dict[Fault, float], heal_at: float) -> list[TimedFault]:
     return [
-        Moment(rng.uniform(0.1, heal_at), fault, rng.choice((0.2, 0.6, 1.5, 3.0, 8.0)))
+        TimedFault(rng.uniform(0.1, heal_at), fault, rng.choice((0.2, 0.6, 1.5, 3.0, 8.0)))
         for fault in faults.PER_RUN
         for _ in range(faults.times(armed, fault))
     ]
@@ -730,12 +730,12 @@ def plan_of(
     """
     app = hf.App("simulated", key_groups=16, dlq=MemorySink() if letters else None)
     source = ArrivingSource((), (), None, random.Random(0), 1, SCHEMA if windowing is None else TIMED_SCHEMA)
-    timed: dict[str, Any] = {}
+    time_options: dict[str, Any] = {}
     if windowing is not None:
         idle_after = "1s" if windowing.idles else "1h"
-        timed = {"event_time": "at", "out_of_orderness": f"{OUT_OF_ORDERNESS_S}s", "idle_after": idle_after}
+        time_options = {"event_time": "at", "out_of_orderness": f"{OUT_OF_ORDERNESS_S}s", "idle_after": idle_after}
     names = (SOURCE, SECOND) if united else (SOURCE,)
-    records, *others = [app.source(name, source, partitioned_by=["place"], **timed) for name in names]
+    records, *others = [app.source(name, source, partitioned_by=["place"], **time_options) for name in names]
     if others:
         records = records.union(*others)
     if letters:
@@ -769,7 +769,7 @@ def plan_of(
 def _count_in_windows(records: Stream, windowing: Windowing, functions: bool) -> Stream:
     lateness = f"{windowing.lateness_s}s"
     window = records.key_by("bucket").window(hf.tumbling(f"{windowing.size_s}s"), allowed_lateness=lateness)
-    counted = window.agg(
+    window_counts = window.agg(
         operator_of(WINDOWS),
         emit="final",
         n=hf.count(),
@@ -777,6 +777,6 @@ def _count_in_windows(records: Stream, windowing: Windowing, functions: bool) ->
         low=hf.min("value"),
         high=hf.max("value"),
     )
-    calling(counted, functions).sink(WINDOWS, MemorySink())
-    counted.late.sink(LATE, MemorySink())
-    return counted
+    calling(window_counts, functions).sink(WINDOWS, MemorySink())
+    window_counts.late.sink(LATE, MemorySink())
+    return window_counts

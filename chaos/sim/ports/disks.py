@@ -22,18 +22,18 @@ from holdfast.model import Epoch, WorkerId
 from holdfast.ports import ObjectStore
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.worker.compaction import Advanced
-from holdfast.runtime.worker.local.kept import Kept, Subtask
-from holdfast.runtime.worker.local.opened import Opened
-from holdfast.runtime.worker.target import Target
+from holdfast.runtime.worker.local.kept import LocalCopies, Subtask
+from holdfast.runtime.worker.local.opened import OpenStore
+from holdfast.runtime.worker.target import StateTarget
 from holdfast.state.local.copies import Copies
-from holdfast.state.local.image import Held, Wanted
+from holdfast.state.local.image import ImageHolders, Wanted
 from holdfast.state.local.memory import MemoryKeyValue
 from holdfast.state.store import StateStore
 from holdfast.state.tables.slab import PLAIN, PlainMemory
 
 
 @dataclass(eq=False)
-class Copied:
+class KeptCopies:
     """One folder of copies; `holder` has locked it."""
 
     boot: int
@@ -45,7 +45,7 @@ class Copied:
 class HeldFolder:
     """A folder of copies, and the KeyValue port of its holder."""
 
-    def __init__(self, world: Surroundings, folder: Copied, process: Process) -> None:
+    def __init__(self, world: Surroundings, folder: KeptCopies, process: Process) -> None:
         self._world, self._folder, self._process = world, folder, process
         self.copies = Copies(self)
 
@@ -150,16 +150,16 @@ class ImagesOf:
     def __init__(self, disk: Disk, process: Process) -> None:
         self._disk, self._process = disk, process
 
-    def find(self, wanted: Wanted) -> tuple[KeptImage | None, Held]:
+    def find(self, wanted: Wanted) -> tuple[KeptImage | None, ImageHolders]:
         """Return any usable image, not only the best one: each must be a correct base."""
         usable = [each for each in self._disk.free_images() if wanted.usable(each.head)]
         if not usable:
-            return None, Held.NO
+            return None, ImageHolders.NO
         image = self._disk.world.random.choice(usable)
         assert image.head is not None
         image.holder = self._process
         self._disk.adopted(self._process, image.head.cut.epoch)
-        return image, Held.NO
+        return image, ImageHolders.NO
 
     def create(self, wanted: Wanted) -> KeptImage:
         """See Images.create."""
@@ -173,7 +173,7 @@ class Disk:
 
     def __init__(self, world: Surroundings) -> None:
         self.world, self.images = world, list[KeptImage]()
-        self._folders = list[Copied]()
+        self._folders = list[KeptCopies]()
         self.boot = 0
         self.reused = 0
         """Images, and folders with copies, that a process left and another took over."""
@@ -181,7 +181,7 @@ class Disk:
     def claim(self, process: Process) -> HeldFolder:
         """Open any folder of copies that no process holds, or else a new one."""
         found = [each for each in self._folders if each.holder is None and self._is_of_now(each)]
-        folder = self.world.random.choice(found) if found else Copied(self.boot)
+        folder = self.world.random.choice(found) if found else KeptCopies(self.boot)
         if not found:
             self._folders.append(folder)
         folder.holder = process
@@ -193,7 +193,7 @@ class Disk:
         """Return the images of this boot that are whole and that no process holds."""
         return [each for each in self.images if each.whole and each.holder is None and self._is_of_now(each)]
 
-    def _is_of_now(self, kept: Copied | KeptImage) -> bool:
+    def _is_of_now(self, kept: KeptCopies | KeptImage) -> bool:
         """See runtime/worker/local/home.py: everything is kept below the machine's boot id."""
         return kept.boot == self.boot
 
@@ -239,18 +239,18 @@ class DiskState:
     def open(
         self,
         plan: Plan,
-        target: Target,
+        target: StateTarget,
         worker: WorkerId,
         root: ObjectStore,
         advanced: Advanced = lambda *_: None,
-    ) -> Opened:
+    ) -> OpenStore:
         """See LocalState.open."""
         disk, process = self._disk, self._process
         memory = SwapArea(disk.world) if disk.world.scenario.budgeted else PLAIN
-        kept = Kept(Subtask(plan, worker, root), ImagesOf(disk, process), lambda: disk.claim(process))
+        local_copy = LocalCopies(Subtask(plan, worker, root), ImagesOf(disk, process), lambda: disk.claim(process))
         try:
-            store = kept.open(target, memory, advanced)
+            store = local_copy.open(target, memory, advanced)
         except BaseException:
-            kept.close()
+            local_copy.close()
             raise
-        return Opened(store, kept.close, kept, kept.discard)
+        return OpenStore(store, local_copy.close, local_copy, local_copy.discard)

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 from holdfast.runtime.microbatch.blocks import Attempt
 from holdfast.state.compiled.digest import sources_digest
-from holdfast.state.local.image import Head, Held, Wanted
+from holdfast.state.local.image import Head, ImageHolders, Wanted
 from holdfast.state.store import StateStore
-from holdfast.state.tables.slab import Memory, PlainMemory, Stored
+from holdfast.state.tables.slab import Memory, PlainMemory, TableContents
 
 MACHINES, RESTARTS = 2, 16
 """How many machines there are, and in one of how many attempts its machine has just restarted."""
@@ -38,7 +38,7 @@ class SimulatedImage:
 
     head: Head | None = None
     alone: bool = True
-    tables: Mapping[int, Stored] = field(default_factory=dict)
+    tables: Mapping[int, TableContents] = field(default_factory=dict)
     whole: bool = False
     """False while it is changed, and if the process that changed it has died."""
 
@@ -97,14 +97,14 @@ class SimulatedImages:
 
     possible = True
 
-    def find(self, wanted: Wanted) -> tuple[SimulatedImage | None, Held]:
+    def find(self, wanted: Wanted) -> tuple[SimulatedImage | None, ImageHolders]:
         """See Images.find."""
         usable = [each for each in self._images if each.whole and wanted.usable(each.head)]
         best = max(usable, key=_epoch, default=None)
         if best is not None:
             best.alone = _epoch(best) != wanted.base.epoch
         self.taken["none" if best is None else "older" if best.alone else "current"] += 1
-        return best, Held.NO
+        return best, ImageHolders.NO
 
     def create(self, wanted: Wanted) -> SimulatedImage:
         """See Images.create."""
@@ -140,9 +140,9 @@ def _epoch(image: SimulatedImage) -> int:
     return image.head.cut.epoch
 
 
-def copied(tables: Mapping[int, Stored]) -> dict[int, Stored]:
+def copied(tables: Mapping[int, TableContents]) -> dict[int, TableContents]:
     """Return copies of tables, by operator."""
     return {
-        operator: Stored({name: array.copy() for name, array in stored.arrays.items()}, dict(stored.numbers))
+        operator: TableContents({name: array.copy() for name, array in stored.arrays.items()}, dict(stored.numbers))
         for operator, stored in tables.items()
     }

@@ -25,7 +25,7 @@ Address = tuple[str, int]
 
 
 @dataclass(frozen=True)
-class Hello:
+class ChannelHello:
     """Identifies the channel and generation of a connection."""
 
     job_uuid: JobUuid
@@ -33,7 +33,7 @@ class Hello:
     channel: ChannelId
 
 
-def belongs(hello: Hello, request: OpenLinks) -> bool:
+def belongs(hello: ChannelHello, request: OpenLinks) -> bool:
     """Return whether a connection is one of those that were opened (P2)."""
     return hello.job_uuid == request.job_uuid and hello.generation == request.generation
 
@@ -51,7 +51,7 @@ class Endpoint:
     def __init__(self, world: Networked, process: WorkerEnd) -> None:
         self._world, self._process = world, process
         self.links: ProcessLinks | None = None
-        self._early: list[tuple[Connection, Frame]] = []
+        self._early: list[tuple[ChannelConnection, Frame]] = []
 
     def open(self, request: OpenLinks) -> Links:
         """Open the channels of a generation."""
@@ -66,7 +66,7 @@ class Endpoint:
         if self.links is not None:
             self.links.close()
 
-    def arrive(self, connection: Connection, frame: Frame) -> None:
+    def arrive(self, connection: ChannelConnection, frame: Frame) -> None:
         """Take a frame from the wire."""
         links, hello = self.links, connection.hello
         if not self._process.alive:
@@ -81,10 +81,10 @@ class Endpoint:
             connection.break_off(sender_learns=True, receiver_learns=False)
 
 
-class Connection:
+class ChannelConnection:
     """One channel on the wire, from its sender's side."""
 
-    def __init__(self, world: Networked, sender: ProcessLinks, hello: Hello, address: Address) -> None:
+    def __init__(self, world: Networked, sender: ProcessLinks, hello: ChannelHello, address: Address) -> None:
         self._world, self._sender, self.hello = world, sender, hello
         self._address = address
         self.receiver: ProcessLinks | None = None
@@ -159,7 +159,9 @@ class ProcessLinks:
         self._world, self.process, self.request = world, process, request
         self.closed = False
         own = request.subtask
-        self.queues: dict[ChannelId, deque[tuple[Connection | None, Frame]]] = {c: deque() for c in request.inputs}
+        self.queues: dict[ChannelId, deque[tuple[ChannelConnection | None, Frame]]] = {
+            c: deque() for c in request.inputs
+        }
         self._brought: dict[ChannelId, int] = {}
         """The last barrier delivered by each channel."""
         self._out = {c: self._connect(c) for c in request.outputs if c.receiver != own}
@@ -203,7 +205,7 @@ class ProcessLinks:
             connection.break_off(sender_learns=True, receiver_learns=False)
         self.queues = {channel: deque() for channel in self.queues}
 
-    def report(self, hello: Hello) -> None:
+    def report(self, hello: ChannelHello) -> None:
         """Report a broken channel to the loop, unless this end closed it."""
         if not self.closed:
             self.request.broken(self.request.generation, hello.channel, "the connection broke", False)
@@ -218,11 +220,11 @@ class ProcessLinks:
         else:
             self.queues[channel].append((None, frame))
 
-    def _connect(self, channel: ChannelId) -> Connection:
-        hello = Hello(self.request.job_uuid, self.request.generation, channel)
-        return Connection(self._world, self, hello, self.request.addresses[channel.receiver])
+    def _connect(self, channel: ChannelId) -> ChannelConnection:
+        hello = ChannelHello(self.request.job_uuid, self.request.generation, channel)
+        return ChannelConnection(self._world, self, hello, self.request.addresses[channel.receiver])
 
 
-def _shown(hello: Hello) -> str:
+def _shown(hello: ChannelHello) -> str:
     channel = hello.channel
     return f"channel {channel.edge}: {channel.sender}->{channel.receiver} of generation {hello.generation}"

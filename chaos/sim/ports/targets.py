@@ -123,10 +123,10 @@ class ProcessSink(Repairs, PlannedTable[SharedTable]):
             raise self._unavailable(f"repair to {to}: no reply, it lands in {delay} s")
         if faults.strikes(Fault.SINK_ROLLED_BACK, _rewinding):
             raise self._unavailable(f"repair to {to}: rolled back")
-        found = land()
+        repair = land()
         if faults.strikes(Fault.SINK_REPLY_LOST, _rewinding):
             raise self._unavailable(f"repair to {to}: done, but the reply is lost")
-        return found
+        return repair
 
     def _say(self, what: str) -> None:
         self._world.schedule.journal.say(self._process.name, f"{self.name}: {what}")
@@ -143,12 +143,12 @@ class ProcessUploader(Uploader):
         self._world, self._process, self._table = world, process, table
 
     def upload(self, upload: Upload, batches: Iterable[pa.RecordBatch]) -> str:
-        read = list(batches)
+        record_batches = list(batches)
 
         def land() -> str:
             if is_refused(self._world.faults, _staging):
                 raise Unavailable("upload: refused", next_step="none: the committer reads the part")
-            return self._table.upload(upload, read)
+            return self._table.upload(upload, record_batches)
 
         return self._process.call(land, _staging)
 

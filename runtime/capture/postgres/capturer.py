@@ -14,11 +14,11 @@ from holdfast.storage.objects import open_objects
 def capture(of: Capturing, report: Report) -> Mapping[str, int]:
     """See Capturer.capture."""
     try:
-        from holdfast.runtime.capture.postgres.process import Capture
+        from holdfast.runtime.capture.postgres.process import PostgresCapture
         from holdfast.runtime.capture.sessions import until_signal
     except ImportError as error:
         raise no_driver(error) from error
-    return until_signal(lambda stopping: Capture(of, open_objects(of.log), report, stopping))
+    return until_signal(lambda stopping: PostgresCapture(of, open_objects(of.log), report, stopping))
 
 
 def line(name: str, of: Capturing, event: Event) -> str:

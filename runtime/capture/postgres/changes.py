@@ -85,15 +85,15 @@ class Changes:
 
     def _filled(self, row: Row, old: Row | None, order: Sequence[int]) -> list[bytes | None]:
         """Return the values in the order of the table, with those that were not sent from the old row."""
-        found: list[bytes | None] = []
+        values: list[bytes | None] = []
         for at in order:
             value = row[at]
             if value is Absent.UNCHANGED and old is not None:
                 value = old[at]
             if value is Absent.UNCHANGED:
                 raise self._lacking()
-            found.append(value)
-        return found
+            values.append(value)
+        return values
 
     def _put(self, row: Sequence[bytes | None]) -> None:
         for column, value in zip(self._columns, row, strict=True):

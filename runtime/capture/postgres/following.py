@@ -25,14 +25,14 @@ from typing import TypeAlias
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.runtime.capture.postgres.changes import Changes
 from holdfast.runtime.capture.postgres.messages import (
-    Begin,
-    Commit,
     Data,
     Delete,
     Insert,
     KeepAlive,
     Message,
     Relation,
+    TransactionBegin,
+    TransactionCommit,
     Truncate,
     Update,
 )
@@ -40,7 +40,7 @@ from holdfast.runtime.sources.postgres.table import DEFAULT, FULL, SourceTable
 
 
 @dataclass(frozen=True)
-class Limits:
+class CaptureLimits:
     """How much is appended together."""
 
     linger_ms: int = 100
@@ -61,7 +61,7 @@ class Append:
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageChanges:
     """Write these changes to the store, for the next append."""
 
     changes: Changes
@@ -74,7 +74,7 @@ class Stop:
     error: HoldfastError
 
 
-Effect: TypeAlias = Append | Stage | Stop
+Effect: TypeAlias = Append | StageChanges | Stop
 Order: TypeAlias = tuple[int, ...]
 
 
@@ -85,12 +85,12 @@ class Following:
         at: The position up to which the log has all changes.
     """
 
-    def __init__(self, table: SourceTable, at: int, limits: Limits | None = None) -> None:
-        self._table, self._limits = table, limits or Limits()
+    def __init__(self, table: SourceTable, at: int, limits: CaptureLimits | None = None) -> None:
+        self._table, self._limits = table, limits or CaptureLimits()
         self._start = self._at = at
         self._relations: dict[int, Order | ConfigError] = {}
         """The captured table, by the number that it has in the stream; or why its changes cannot be captured."""
-        self._begun: Begin | None = None
+        self._begun: TransactionBegin | None = None
         self._open = Changes(table)
         """Changes of the transaction that has begun."""
         self._ready, self._ready_lsn, self._ready_since_ms = Changes(table), at, 0
@@ -129,7 +129,7 @@ class Following:
             return None if self._is_ready() else Stop(self._failure)
         if self._open.size >= self._limits.stage_bytes:
             changes, self._open, self._staged = self._open, Changes(self._table), True
-            return Stage(changes)
+            return StageChanges(changes)
         ahead = 0 if self._is_ready() or self._begun is not None else self._seen - self._at
         if ahead >= self._limits.idle_bytes or (ahead > 0 and self._asked):
             return Append(self._ready, self._seen)
@@ -154,10 +154,10 @@ class Following:
 
     def _take(self, message: Message, now_ms: int) -> None:
         match message:
-            case Begin(commit_lsn):
+            case TransactionBegin(commit_lsn):
                 assert self._begun is None and commit_lsn >= 0, "a transaction ends before another one begins"
                 self._begun = message
-            case Commit(_, end_lsn):
+            case TransactionCommit(_, end_lsn):
                 self._commit(end_lsn, now_ms)
             case Relation():
                 self._relate(message)
@@ -198,14 +198,14 @@ class Following:
             self._relations.pop(relation.oid, None)
             return
         names = [name for name, _, _ in relation.columns]
-        captured = {column.name for column in table.columns}
-        columns = [each for each in relation.columns if not table.partial or each[0] in captured]
+        column_names = {column.name for column in table.columns}
+        columns = [each for each in relation.columns if not table.partial or each[0] in column_names]
         problem = None
         if not ours or relation.oid != table.oid:
             problem = "it was renamed, or replaced by another table"
         elif sorted(columns) != sorted(column.shape for column in table.columns):
             problem = f"its columns were {', '.join(c.name for c in table.columns)}, and are {', '.join(names)} now"
-            if {name for name, _, _ in columns} == captured:
+            if {name for name, _, _ in columns} == column_names:
                 shapes = {column.shape for column in table.columns}
                 changed = [name for name, *kind in columns if (name, *kind) not in shapes]
                 problem = f"the type of {', '.join(changed)} was changed"

@@ -37,7 +37,7 @@ Row: TypeAlias = tuple[Cell, ...]
 
 
 @dataclass(frozen=True)
-class Begin:
+class TransactionBegin:
     """A transaction begins."""
 
     commit_lsn: int
@@ -45,7 +45,7 @@ class Begin:
 
 
 @dataclass(frozen=True)
-class Commit:
+class TransactionCommit:
     """The transaction that began last was committed."""
 
     commit_lsn: int
@@ -105,7 +105,7 @@ class Other:
 
 
 Change: TypeAlias = Insert | Update | Delete
-Message: TypeAlias = Begin | Commit | Relation | Change | Truncate | Other
+Message: TypeAlias = TransactionBegin | TransactionCommit | Relation | Change | Truncate | Other
 
 
 @dataclass(frozen=True)
@@ -166,10 +166,10 @@ def decode(data: bytes) -> Message:
     """Return a message of pgoutput. Raises struct.error, IndexError, ValueError: it is cut off or malformed."""
     match data[:1]:
         case b"B":
-            return Begin(_BEGIN.unpack_from(data, 1)[0])
+            return TransactionBegin(_BEGIN.unpack_from(data, 1)[0])
         case b"C":
             _, commit, end, _ = _COMMIT.unpack_from(data, 1)
-            return Commit(commit, end)
+            return TransactionCommit(commit, end)
         case b"R":
             return _relation(data)
         case b"I":

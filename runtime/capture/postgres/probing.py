@@ -33,11 +33,11 @@ def probed(of: Capturing, store: ObjectStore) -> str:
         table = described(db, of.schema, of.table, of.columns)
         meta = read_meta(store)
         tag = None if meta is None else LogReader(store).newest().tag_of(WRITER)
-        begun, publication = bool(tag and tag.epoch), of.publication or publication_of(table)
-        if not begun:
+        has_snapshot, publication = bool(tag and tag.epoch), of.publication or publication_of(table)
+        if not has_snapshot:
             check_readable(db, table)
-        if begun or of.publication is not None or has_publication(db, publication):
-            ensure_publication(db, table, publication, create=False, begun=begun)
+        if has_snapshot or of.publication is not None or has_publication(db, publication):
+            ensure_publication(db, table, publication, create=False, begun=has_snapshot)
         else:
             check_may_publish(db, table, publication)
         if meta is not None and tag is not None and tag.epoch:

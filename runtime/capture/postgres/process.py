@@ -24,7 +24,7 @@ import psycopg
 from holdfast.errors import HoldfastError, Unavailable
 from holdfast.ports import ObjectStore
 from holdfast.runtime.capture.capturer import Report
-from holdfast.runtime.capture.postgres.following import Append, Effect, Following, Limits, Stage, Stop
+from holdfast.runtime.capture.postgres.following import Append, CaptureLimits, Effect, Following, StageChanges, Stop
 from holdfast.runtime.capture.postgres.messages import KeepAlive, lsn_text
 from holdfast.runtime.capture.postgres.slots import (
     SlotInUse,
@@ -41,8 +41,8 @@ from holdfast.runtime.capture.postgres.slots import (
 )
 from holdfast.runtime.capture.postgres.snapshot import create_slot, lock_shape, stage_rows
 from holdfast.runtime.capture.postgres.stream import Replication
-from holdfast.runtime.capture.sessions import Sessions, Stopped, StopRequest
-from holdfast.runtime.capture.target import Target
+from holdfast.runtime.capture.sessions import CaptureStopped, Sessions, StopRequest
+from holdfast.runtime.capture.target import CaptureTarget
 from holdfast.runtime.sources.postgres.catalogue import (
     Db,
     check_key,
@@ -67,7 +67,7 @@ RETAINED_WARN_BYTES = 1024 * 1024 * 1024
 _log = logging.getLogger("holdfast.capture")
 
 
-class Capture(Sessions):
+class PostgresCapture(Sessions):
     """One table and its log. See Sessions."""
 
     def __init__(
@@ -76,29 +76,31 @@ class Capture(Sessions):
         store: ObjectStore,
         report: Report,
         stopping: StopRequest,
-        limits: Limits | None = None,
+        limits: CaptureLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(store, report, stopping, clock)
-        self._of, self._limits = of, limits or Limits()
+        self._of, self._limits = of, limits or CaptureLimits()
 
     def _session(self) -> None:
         of = self._of
         with connected(of.dsn, of.password) as db:
             check_server(of.dsn, db)
             table = described(db, of.schema, of.table, of.columns)
-            key = lock_key(Target(self._store, of.log, table, of.partitions, WRITER).uuid)
+            key = lock_key(CaptureTarget(self._store, of.log, table, of.partitions, WRITER).uuid)
             self._take_lock(partial(try_lock, db, key))
             key_before = primary_key(db, table.oid)
             table = described(db, of.schema, of.table, of.columns)  # again, as the wait may have been long
-            target = Target(self._store, of.log, table, of.partitions, WRITER)
+            target = CaptureTarget(self._store, of.log, table, of.partitions, WRITER)
             publication = of.publication or publication_of(table)
-            begun = target.position is not None
-            if not begun:
+            has_snapshot = target.position is not None
+            if not has_snapshot:
                 check_readable(db, table)
-            ensure_publication(db, table, publication, create=of.publication is None, begun=begun)
+            ensure_publication(db, table, publication, create=of.publication is None, begun=has_snapshot)
             before = published(db, table, publication)
-            ensure_publication(db, table, publication, create=False, begun=begun)  # as it is in `before`, or later
+            ensure_publication(
+                db, table, publication, create=False, begun=has_snapshot
+            )  # as it is in `before`, or later
 
             def check() -> None:
                 check_published(db, table, publication, before)
@@ -139,7 +141,7 @@ class Capture(Sessions):
                 waiting = True  # the connection of a process that has just ended closes a moment later
                 self._pause()
 
-    def _take_snapshot(self, db: Db, table: SourceTable, target: Target, prefix: str) -> None:
+    def _take_snapshot(self, db: Db, table: SourceTable, target: CaptureTarget, prefix: str) -> None:
         """Claim an attempt, create its slot, and append the rows that the slot will not send.
 
         An attempt that fails before its append drops its slot, for which the server would keep its log: a table that
@@ -161,7 +163,7 @@ class Capture(Sessions):
             try:
                 with connected(self._of.dsn, self._of.password) as reading:
                     segments, rows = stage_rows(reading, table, snapshot, target, self._stopping.is_set)
-            except (HoldfastError, Stopped):
+            except (HoldfastError, CaptureStopped):
                 with suppress(psycopg.Error):  # then the next start drops it
                     drop_others(db, prefix, None)
                 raise
@@ -181,11 +183,11 @@ class _Stream:
 
     def __init__(
         self,
-        capture: Capture,
+        capture: PostgresCapture,
         db: Db,
         stream: Replication,
         table: SourceTable,
-        target: Target,
+        target: CaptureTarget,
         slot: str,
         check: Callable[[], None],
     ) -> None:
@@ -199,19 +201,19 @@ class _Stream:
     def run(self) -> None:
         """Append and confirm until a stop. Raises: see Capture.run; psycopg.Error."""
         stopping, clock, following = self._capture._stopping, self._capture._clock, self._following
-        asked = False
+        reply_due = False
         while not stopping.is_set():
             while (effect := following.due(_ms(clock()))) is not None:
                 self._perform(effect)
             now_s = clock()
-            if asked or now_s >= self._confirmed_s + CONFIRM_EVERY_S:
+            if reply_due or now_s >= self._confirmed_s + CONFIRM_EVERY_S:
                 self._confirm(now_s)
             if now_s >= self._lag_s + LAG_EVERY_S:
                 self._note_lag(now_s)
-            asked = False
+            reply_due = False
             for received in self._stream.receive(self._wait_s(now_s)):
                 following.take(received, _ms(clock()))
-                asked = asked or (isinstance(received, KeepAlive) and received.asks)
+                reply_due = reply_due or (isinstance(received, KeepAlive) and received.asks)
         self._confirm(clock())
 
     def _wait_s(self, now_s: float) -> float:
@@ -222,7 +224,7 @@ class _Stream:
         match effect:
             case Stop(error):
                 raise error
-            case Stage(changes):
+            case StageChanges(changes):
                 self._staged += self._target.stage(changes.records())
             case Append(changes, lsn):
                 self._check()

@@ -75,32 +75,32 @@ def ensure_publication(db: Db, table: SourceTable, name: str, *, create: bool, b
         ConfigError: it lacks the table, columns, rows or kinds of changes; or it is missing and not to be created.
         NotAdmitted: this user may not create it.
     """
-    found = db.execute(
+    publication = db.execute(
         "SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate "
         "FROM pg_catalog.pg_publication WHERE pubname = %s",
         (name,),
     ).fetchone()
     identifier, place = sql.Identifier(name), sql.Identifier(table.schema, table.name)
-    made = _statement(table, name)
-    if found is None and create and not begun:
+    statement = _statement(table, name)
+    if publication is None and create and not begun:
         try:
             db.execute(sql.SQL("CREATE PUBLICATION {} FOR TABLE ONLY {}").format(identifier, place))
         except psycopg.errors.DuplicateObject:  # another process was faster
             ensure_publication(db, table, name, create=False, begun=begun)
         except psycopg.errors.InsufficientPrivilege as error:
-            raise _not_publishing(name, made) from error
+            raise _not_publishing(name, statement) from error
         return
     gap = _GAP
-    if found is None and begun:
+    if publication is None and begun:
         raise _lost(f"the publication {name!r} is missing: it was dropped", gap)
-    if found is None:
-        raise _refused(f"there is no publication {name!r}", f"create it: {made}")
+    if publication is None:
+        raise _refused(f"there is no publication {name!r}", f"create it: {statement}")
     lacking = (
         partial(_lost, next_step=gap)
         if begun
-        else partial(_refused, next_step=f'run DROP PUBLICATION "{name}"; {made}')
+        else partial(_refused, next_step=f'run DROP PUBLICATION "{name}"; {statement}')
     )
-    if not found[0]:
+    if not publication[0]:
         raise lacking(f"the publication {name!r} lacks inserts, updates, deletes or truncates")
     part = db.execute(
         "SELECT attnames::text[], rowfilter IS NULL FROM pg_catalog.pg_publication_tables "
@@ -121,12 +121,12 @@ def ensure_publication(db: Db, table: SourceTable, name: str, *, create: bool, b
 
 def check_may_publish(db: Db, table: SourceTable, name: str) -> None:
     """Check that this user may create a publication. Raises NotAdmitted."""
-    found = db.execute(
+    privilege_row = db.execute(
         "SELECT has_database_privilege(current_database(), 'CREATE') AND pg_has_role(relowner, 'USAGE') "
         "FROM pg_catalog.pg_class WHERE oid = %s::oid",
         (table.oid,),
     ).fetchone()
-    if found is not None and not found[0]:
+    if privilege_row is not None and not privilege_row[0]:
         raise _not_publishing(name, _statement(table, name))
 
 
@@ -149,13 +149,13 @@ there."""
 
 def published(db: Db, table: SourceTable, name: str) -> Published:
     """Return the state of a publication now, as far as it concerns a table."""
-    found = db.execute(
+    publication = db.execute(
         "SELECT p.oid::int8, pubinsert, pubupdate, pubdelete, pubtruncate, r.oid::int8 "
         "FROM pg_catalog.pg_publication p "
         "LEFT JOIN pg_catalog.pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = %s WHERE p.pubname = %s",
         (table.oid, name),
     ).fetchone()
-    return found or ()
+    return publication or ()
 
 
 def check_published(db: Db, table: SourceTable, name: str, before: Published) -> None:
@@ -183,31 +183,31 @@ def check_slot(db: Db, slot: str, at: int) -> None:
         ConfigError: it is missing, or has lost or left out changes.
         SlotInUse: another connection reads it.
     """
-    found = db.execute(
+    slot_row = db.execute(
         "SELECT active_pid, wal_status, confirmed_flush_lsn::text, pg_current_wal_flush_lsn()::text "
         "FROM pg_catalog.pg_replication_slots WHERE slot_name = %s AND database = current_database()",
         (slot,),
     ).fetchone()
     end = "capture the table into another log, which begins with a new snapshot"
-    if found is None:
+    if slot_row is None:
         raise _lost(
             f"the replication slot {slot} is missing: it was dropped, or the table or the database was replaced", end
         )
-    pid, wal_status, confirmed, flushed = found
+    pid, wal_status, confirmed_lsn, wal_end = slot_row
     if wal_status == "lost":
         raise _lost(
             f"the replication slot {slot} has lost changes: the server removed the log that it needed",
             f"raise max_slot_wal_keep_size, drop the slot (SELECT pg_drop_replication_slot('{slot}')), and {end}",
         )
-    if lsn_of(confirmed) > at:
+    if lsn_of(confirmed_lsn) > at:
         raise _lost(
-            f"the log has the changes up to {lsn_text(at)}, but the slot {slot} begins at {confirmed}: the log was "
+            f"the log has the changes up to {lsn_text(at)}, but the slot {slot} begins at {confirmed_lsn}: the log was "
             "restored from an older copy, or the slot was advanced by another program",
             f"restore the newer log; else {end}",
         )
-    if lsn_of(flushed) < at:
+    if lsn_of(wal_end) < at:
         raise _lost(
-            f"the log has the changes up to {lsn_text(at)}, but the server is at {flushed}: the database was restored "
+            f"the log has the changes up to {lsn_text(at)}, but the server is at {wal_end}: the database was restored "
             "from an older copy",
             end,
         )
@@ -235,12 +235,12 @@ def free_slots(db: Db) -> int:
 
 def drop_others(db: Db, prefix: str, keep: str | None) -> None:
     """Drop the slots of attempts that were given up. One that is still in use is left to a later start."""
-    found = db.execute(
+    slots = db.execute(
         "SELECT slot_name FROM pg_catalog.pg_replication_slots "
         "WHERE starts_with(slot_name::text, %s) AND slot_name <> %s AND NOT active AND database = current_database()",
         (prefix, keep or ""),
     ).fetchall()
-    for (name,) in found:
+    for (name,) in slots:
         try:
             db.execute("SELECT pg_drop_replication_slot(%s)", (name,))
         except (psycopg.errors.ObjectInUse, psycopg.errors.UndefinedObject):
@@ -249,12 +249,12 @@ def drop_others(db: Db, prefix: str, keep: str | None) -> None:
 
 def lag_of(db: Db, slot: str) -> Lag | None:
     """Return how far a slot is behind; None if it has lost its place."""
-    found = db.execute(
+    lags = db.execute(
         "SELECT (pg_current_wal_flush_lsn() - confirmed_flush_lsn)::int8, "
         "(pg_current_wal_flush_lsn() - restart_lsn)::int8 FROM pg_catalog.pg_replication_slots WHERE slot_name = %s",
         (slot,),
     ).fetchone()
-    return None if found is None or None in found else Lag(max(0, found[0]), max(0, found[1]))
+    return None if lags is None or None in lags else Lag(max(0, lags[0]), max(0, lags[1]))
 
 
 def _lost(what: str, next_step: str) -> ConfigError:

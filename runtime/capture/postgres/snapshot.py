@@ -21,8 +21,8 @@ from psycopg import sql
 
 from holdfast.runtime.capture.postgres.messages import lsn_of
 from holdfast.runtime.capture.postgres.stream import Replication
-from holdfast.runtime.capture.sessions import Stopped
-from holdfast.runtime.capture.target import Target
+from holdfast.runtime.capture.sessions import CaptureStopped
+from holdfast.runtime.capture.target import CaptureTarget
 from holdfast.runtime.sources.postgres.catalogue import Db
 from holdfast.runtime.sources.postgres.columns import values_of
 from holdfast.runtime.sources.postgres.table import SourceTable
@@ -49,7 +49,7 @@ def lock_shape(db: Db, table: SourceTable) -> None:
 
 
 def stage_rows(
-    db: Db, table: SourceTable, snapshot: str, target: Target, stopping: Callable[[], bool]
+    db: Db, table: SourceTable, snapshot: str, target: CaptureTarget, stopping: Callable[[], bool]
 ) -> tuple[list[LogSegment], int]:
     """Stage the rows of a snapshot; return the segments, and how many rows they have.
 
@@ -69,7 +69,7 @@ def stage_rows(
     with db.cursor().copy(query) as copy:
         for rows in _pieces(copy.rows()):
             if stopping():
-                raise Stopped
+                raise CaptureStopped
             segments += target.stage(_records(table, rows))
             count += len(rows)
     db.execute("COMMIT")

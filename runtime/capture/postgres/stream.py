@@ -16,7 +16,7 @@ import psycopg
 from psycopg import pq
 
 from holdfast.runtime.capture.postgres.messages import Data, KeepAlive, envelope, lsn_text, status
-from holdfast.runtime.capture.sessions import WAIT_S, Stopped
+from holdfast.runtime.capture.sessions import WAIT_S, CaptureStopped
 
 READ_BYTES = 1024 * 1024
 """How much is read before the caller gets it."""
@@ -61,11 +61,11 @@ class Replication:
             psycopg.Error: the server ended the stream, or the connection is lost.
             Damaged: a message is malformed.
         """
-        found = self._arrived()
-        if not found:
+        messages = self._arrived()
+        if not messages:
             self._wait(wait_s)
-            found = self._arrived()
-        return found
+            messages = self._arrived()
+        return messages
 
     def confirm(self, lsn: int) -> None:
         """Report that everything before a position is kept. Raises psycopg.Error."""
@@ -73,16 +73,16 @@ class Replication:
         self._conn.flush()
 
     def _arrived(self) -> list[Data | KeepAlive]:
-        found, size = list[Data | KeepAlive](), 0
+        messages, size = list[Data | KeepAlive](), 0
         while size < READ_BYTES:
             length, data = self._conn.get_copy_data(1)
             if length == 0:
                 break
             if length < 0:
                 self._raise_end()
-            found.append(envelope(bytes(data)))
+            messages.append(envelope(bytes(data)))
             size += length
-        return found
+        return messages
 
     def _raise_end(self) -> None:
         """Raise why the server ended the stream."""
@@ -105,7 +105,7 @@ class Replication:
         while self._conn.is_busy():
             self._wait(WAIT_S)
             if self._stopping():
-                raise Stopped
+                raise CaptureStopped
         return self._conn.get_result()
 
     def _wait(self, wait_s: float) -> None:

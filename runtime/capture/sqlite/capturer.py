@@ -13,16 +13,16 @@ from holdfast.runtime.capture.sqlite import outbox
 from holdfast.runtime.capture.sqlite.lock import is_taken
 from holdfast.runtime.capture.sqlite.process import Capture, position_in
 from holdfast.runtime.sources.sqlite.catalogue import check_triggers, described, opened
-from holdfast.runtime.sources.sqlite.connector import Capturing
+from holdfast.runtime.sources.sqlite.connector import SQLiteCapturing
 from holdfast.storage.objects import open_objects
 
 
-def capture(of: Capturing, report: Report) -> Mapping[str, int]:
+def capture(of: SQLiteCapturing, report: Report) -> Mapping[str, int]:
     """See Capturer.capture."""
     return until_signal(lambda stopping: Capture(of, open_objects(of.log), report, stopping))
 
 
-def line(name: str, of: Capturing, event: Event) -> str:
+def line(name: str, of: SQLiteCapturing, event: Event) -> str:
     """See Capturer.line."""
     match event["event"]:
         case "waiting":
@@ -42,16 +42,16 @@ def line(name: str, of: Capturing, event: Event) -> str:
             )
 
 
-def probe(of: Capturing, store: ObjectStore) -> str:
+def probe(of: SQLiteCapturing, store: ObjectStore) -> str:
     """See Capturer.probe."""
     with opened(of.path, writable=False) as db:
-        at, found = position_in(store), outbox.registered(db, of.table)
+        at, entry = position_in(store), outbox.registered(db, of.table)
         if at is None:
             table = described(db, of.table, of.schema)
             table.rows()
             check_triggers(db, table)
             return f"SQLite {of.where}: can be captured"
-        if found is None or at not in (found.confirmed, found.announced):
+        if entry is None or at not in (entry.confirmed, entry.announced):
             raise ConfigError(
                 f"{of.where} and the log at {of.log} do not fit: the log has all changes up to {at}, which the "
                 "database does not know",
@@ -59,4 +59,4 @@ def probe(of: Capturing, store: ObjectStore) -> str:
                 next_step="see `holdfast capture`, which names what to do",
             )
         state = "a process captures it" if is_taken(of.path, of.table) else "no process captures it now"
-        return f"SQLite {of.where}: {state}, {plural(outbox.newest(db, found.name) - at, 'change')} behind"
+        return f"SQLite {of.where}: {state}, {plural(outbox.newest(db, entry.name) - at, 'change')} behind"

@@ -74,13 +74,13 @@ def _explained(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        refused = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
-        kind = NotAdmitted if refused else Unavailable
+        lacks_permission = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+        kind = NotAdmitted if lacks_permission else Unavailable
         raise kind(
             f"the file of a capture's lock, {path}, cannot be used: {error.strerror}",
             not_done="nothing was captured",
             next_step="let this user write the database's directory and that file, which another user's process may "
             "have created; then delete the file while no process captures"
-            if refused
+            if lacks_permission
             else "check the disk: the capture needs a local one",
         ) from error

@@ -43,7 +43,7 @@ from holdfast.runtime.capture.sqlite.triggers import (
 )
 from holdfast.runtime.capture.target import Overtaken
 from holdfast.runtime.sources.sqlite.catalogue import check_triggers, described
-from holdfast.runtime.sources.sqlite.table import SourceTable, SqliteColumn, Unique, refused
+from holdfast.runtime.sources.sqlite.table import SqliteColumn, SqliteTable, Unique, refused
 
 PIECE_ROWS = 20_000
 PIECE_BYTES = 16 * 1024 * 1024
@@ -64,7 +64,7 @@ class Differs(Exception):
 
 
 @dataclass(frozen=True)
-class Registered:
+class Registration:
     """The database's entry about the capture of a table."""
 
     name: str
@@ -75,12 +75,12 @@ class Registered:
     announced: int
     shape: str
 
-    def table(self, schema: pa.Schema | None) -> SourceTable:
+    def table(self, schema: pa.Schema | None) -> SqliteTable:
         """Return the table as it was when the capture began."""
         found = json.loads(self.shape)
         columns = tuple(SqliteColumn(*each) for each in found["columns"])
         uniques = tuple(Unique(tuple((a, b, c) for a, b, c in each), where) for each, where in found["uniques"])
-        return SourceTable(self.name, columns, tuple(found["key"]), uniques, schema)
+        return SqliteTable(self.name, columns, tuple(found["key"]), uniques, schema)
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Announced:
     problem: ConfigError | None
 
 
-def registered(db: sqlite3.Connection, name: str) -> Registered | None:
+def registered(db: sqlite3.Connection, name: str) -> Registration | None:
     """Return the database's entry about the capture of a table; None: it has none. Raises ConfigError."""
     if not db.execute("SELECT 1 FROM main.sqlite_master WHERE name = ?", (CAPTURES,)).fetchone():
         return None
@@ -102,16 +102,16 @@ def registered(db: sqlite3.Connection, name: str) -> Registered | None:
     ).fetchone()
     if row is None:
         return None
-    found = Registered(*row)
-    if found.version != VERSION:
+    entry = Registration(*row)
+    if entry.version != VERSION:
         raise refused(
-            f"table {name}: its triggers have the format {found.version}, and this version of Holdfast knows {VERSION}",
+            f"table {name}: its triggers have the format {entry.version}, and this version of Holdfast knows {VERSION}",
             "run the version of Holdfast that began the capture",
         )
-    return found
+    return entry
 
 
-def install(db: sqlite3.Connection, table: SourceTable, log: str, attempt: int) -> None:
+def install(db: sqlite3.Connection, table: SqliteTable, log: str, attempt: int) -> None:
     """Let the database keep the changes of a table, for an attempt at a snapshot.
 
     Raises:
@@ -119,7 +119,7 @@ def install(db: sqlite3.Connection, table: SourceTable, log: str, attempt: int) 
         Overtaken: a later attempt has begun.
         sqlite3.Error
     """
-    made = statements(table)
+    ddl = statements(table)
     with writing(db):
         check_triggers(db, table)
         db.execute(REGISTER)
@@ -132,7 +132,7 @@ def install(db: sqlite3.Connection, table: SourceTable, log: str, attempt: int) 
         if before is not None and before.attempt >= attempt:
             raise Overtaken
         _drop(db, table.name)
-        for statement in (*made.tables.values(), *made.triggers.values()):
+        for statement in (*ddl.tables.values(), *ddl.triggers.values()):
             db.execute(statement)
         box = quoted(outbox(table.name))
         db.execute(f"INSERT INTO {box} ({DELETED}) VALUES (1)")  # so that no position is 0
@@ -148,7 +148,7 @@ def install(db: sqlite3.Connection, table: SourceTable, log: str, attempt: int) 
         )
 
 
-def uninstall(db: sqlite3.Connection, table: SourceTable, log: str, attempt: int) -> None:
+def uninstall(db: sqlite3.Connection, table: SqliteTable, log: str, attempt: int) -> None:
     """Remove the objects that an attempt has added, unless a later one has begun. Raises ConfigError, sqlite3.Error."""
     with writing(db):
         found = registered(db, table.name)
@@ -157,18 +157,18 @@ def uninstall(db: sqlite3.Connection, table: SourceTable, log: str, attempt: int
             db.execute(f"DELETE FROM {CAPTURES} WHERE name = ?", (table.name,))
 
 
-def announce(db: sqlite3.Connection, table: SourceTable, log: str, attempt: int, position: int) -> None:
+def announce(db: sqlite3.Connection, table: SqliteTable, log: str, attempt: int, position: int) -> None:
     """Announce the position of a snapshot. Raises Overtaken, sqlite3.Error."""
     with writing(db):
-        done = db.execute(
+        cursor = db.execute(
             f"UPDATE {CAPTURES} SET announced = ? WHERE name = ? AND log = ? AND attempt = ?",
             (position, table.name, log, attempt),
         )
-        if done.rowcount != 1:
+        if cursor.rowcount != 1:
             raise Overtaken
 
 
-def advance(db: sqlite3.Connection, table: SourceTable, log: str, attempt: int, position: int) -> Announced:
+def advance(db: sqlite3.Connection, table: SqliteTable, log: str, attempt: int, position: int) -> Announced:
     """Remove the changes that the log has, and announce those that follow.
 
     Args:
@@ -217,7 +217,7 @@ def is_idle(db: sqlite3.Connection, name: str, position: int) -> bool:
     return found.confirmed == found.announced == position == newest(db, name)
 
 
-def changes(db: sqlite3.Connection, table: SourceTable, after: int, upto: int) -> Iterator[pa.Table]:
+def changes(db: sqlite3.Connection, table: SqliteTable, after: int, upto: int) -> Iterator[pa.Table]:
     """Return the changes after a number, in pieces, each with the mark of a delete as its last column.
 
     No read is open while a piece is used: it would let writers wait. Raises ConfigError, sqlite3.Error.
@@ -249,7 +249,7 @@ def pieces(rows: Iterable[Row]) -> Iterator[list[Row]]:
         yield piece
 
 
-def marked(table: SourceTable, rows: list[Row], deleted: list[bool]) -> pa.Table:
+def marked(table: SqliteTable, rows: list[Row], deleted: list[bool]) -> pa.Table:
     """Return rows as columns, with whether each is deleted as the last one. Raises ConfigError."""
     return table.table_of(rows, deleted).append_column(DELETED, pa.array(deleted, pa.bool_()))
 
@@ -266,16 +266,16 @@ def writing(db: sqlite3.Connection) -> Iterator[None]:
             db.execute("ROLLBACK")
 
 
-def _checked(db: sqlite3.Connection, name: str, log: str, attempt: int, position: int) -> Registered:
-    found = registered(db, name)
-    if found is None or (found.log, found.attempt) != (log, attempt):
+def _checked(db: sqlite3.Connection, name: str, log: str, attempt: int, position: int) -> Registration:
+    entry = registered(db, name)
+    if entry is None or (entry.log, entry.attempt) != (log, attempt):
         raise Differs
-    if position not in (found.confirmed, found.announced):
+    if position not in (entry.confirmed, entry.announced):
         raise Differs
-    return found
+    return entry
 
 
-def _changed(db: sqlite3.Connection, table: SourceTable) -> ConfigError | None:
+def _changed(db: sqlite3.Connection, table: SqliteTable) -> ConfigError | None:
     """Return why nothing can be captured after the changes in the outbox; None: nothing has changed.
 
     Raises:
@@ -302,7 +302,7 @@ def _changed(db: sqlite3.Connection, table: SourceTable) -> ConfigError | None:
     return None
 
 
-def _stopped(table: SourceTable, how: str) -> ConfigError:
+def _stopped(table: SqliteTable, how: str) -> ConfigError:
     return ConfigError(
         f"{table.where} has changed while it was captured: {how}",
         not_done="no change after that was captured; those before it are in the log",

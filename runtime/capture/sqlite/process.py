@@ -23,15 +23,15 @@ import pyarrow as pa
 from holdfast.errors import ConfigError, Unavailable
 from holdfast.ports import ObjectStore
 from holdfast.runtime.capture.capturer import Report
-from holdfast.runtime.capture.sessions import Sessions, Stopped, StopRequest
+from holdfast.runtime.capture.sessions import CaptureStopped, Sessions, StopRequest
 from holdfast.runtime.capture.sqlite import outbox
 from holdfast.runtime.capture.sqlite.lock import Lock
 from holdfast.runtime.capture.sqlite.outbox import ANOTHER, Differs, forgetting
 from holdfast.runtime.capture.sqlite.triggers import listed, quoted
-from holdfast.runtime.capture.target import Overtaken, Target
+from holdfast.runtime.capture.target import CaptureTarget, Overtaken
 from holdfast.runtime.sources.sqlite.catalogue import check_exists, described, opened
-from holdfast.runtime.sources.sqlite.connector import Capturing
-from holdfast.runtime.sources.sqlite.table import WRITER, SourceTable
+from holdfast.runtime.sources.sqlite.connector import SQLiteCapturing
+from holdfast.runtime.sources.sqlite.table import WRITER, SqliteTable
 from holdfast.storage.log.changelog import puts_and_deletes
 from holdfast.storage.log.format import LogSegment
 from holdfast.storage.log.log import LogReader, read_meta
@@ -46,7 +46,7 @@ class Capture(Sessions):
 
     def __init__(
         self,
-        of: Capturing,
+        of: SQLiteCapturing,
         store: ObjectStore,
         report: Report,
         stopping: StopRequest,
@@ -66,7 +66,7 @@ class Capture(Sessions):
 
     def _capture(self, db: sqlite3.Connection, file: tuple[int, int]) -> None:
         table = self._table(db)
-        target = Target(self._store, self._of.log, table, self._of.partitions, WRITER)
+        target = CaptureTarget(self._store, self._of.log, table, self._of.partitions, WRITER)
         if target.position is None:
             self._take_snapshot(db, table, target)
         assert target.position is not None, "the snapshot is in"
@@ -77,7 +77,7 @@ class Capture(Sessions):
         except Differs:
             raise self._unlike(target) from None
 
-    def _table(self, db: sqlite3.Connection) -> SourceTable:
+    def _table(self, db: sqlite3.Connection) -> SqliteTable:
         """Return the table: as it is, or if the log has a snapshot, as it was then."""
         if position_in(self._store) is None:
             table = described(db, self._of.table, self._of.schema)
@@ -87,14 +87,14 @@ class Capture(Sessions):
             raise _differs(self._of, "the database knows nothing of the capture that the log has a snapshot of")
         return found.table(self._of.schema)
 
-    def _take_snapshot(self, db: sqlite3.Connection, table: SourceTable, target: Target) -> None:
+    def _take_snapshot(self, db: sqlite3.Connection, table: SqliteTable, target: CaptureTarget) -> None:
         """Claim an attempt, and append the rows of the table as of one moment."""
         target.claim()
         attempt = target.tag.timeline
         outbox.install(db, table, target.uuid, attempt)
         self._report({"event": "snapshot", "attempt": attempt})
         try:
-            position, staged = self._staged_rows(db, table, target)
+            position, segments = self._staged_rows(db, table, target)
         except ConfigError as error:
             outbox.uninstall(db, table, target.uuid, attempt)
             raise ConfigError(
@@ -103,31 +103,33 @@ class Capture(Sessions):
                 next_step="correct the row, or give schema= with a type that holds the value, and start the process "
                 "again",
             ) from error
-        rows = sum(segment.rows for segment in staged)
+        rows = sum(segment.rows for segment in segments)
         outbox.announce(db, table, target.uuid, attempt, position)
-        target.append(staged, position)
+        target.append(segments, position)
         self.counts.records += rows
         self._report({"event": "captured", "rows": rows, "position": position})
 
-    def _staged_rows(self, db: sqlite3.Connection, table: SourceTable, target: Target) -> tuple[int, list[LogSegment]]:
+    def _staged_rows(
+        self, db: sqlite3.Connection, table: SqliteTable, target: CaptureTarget
+    ) -> tuple[int, list[LogSegment]]:
         """Stage the rows of the table as of one moment; return the newest change as of then too."""
-        staged = list[LogSegment]()
+        segments = list[LogSegment]()
         db.execute("BEGIN")
         try:
             position = outbox.newest(db, table.name)  # the read that fixes the view of the transaction
             found = db.execute(f"SELECT {listed(table.names)} FROM main.{quoted(table.name)}")
             for piece in outbox.pieces(found):
                 if self._stopping.is_set():
-                    raise Stopped
-                staged += target.stage(_records(table, outbox.marked(table, piece, [False] * len(piece))))
+                    raise CaptureStopped
+                segments += target.stage(_records(table, outbox.marked(table, piece, [False] * len(piece))))
         finally:
             if db.in_transaction:  # some errors end it
                 db.execute("ROLLBACK")
-        return position, staged
+        return position, segments
 
-    def _follow(self, db: sqlite3.Connection, table: SourceTable, target: Target, file: tuple[int, int]) -> None:
+    def _follow(self, db: sqlite3.Connection, table: SqliteTable, target: CaptureTarget, file: tuple[int, int]) -> None:
         """Append the changes in the outbox until a stop. Raises: see Sessions.run; Differs, sqlite3.Error."""
-        seen, progress_s = -1, self._clock()
+        last_shape, progress_s = -1, self._clock()
         while not self._stopping.is_set():
             assert target.position is not None
             if _file_of(self._of.path) != file:
@@ -137,34 +139,34 @@ class Capture(Sessions):
                     next_step="no action needed: the capture looks at the new one",
                 )
             shape: int = db.execute("PRAGMA schema_version").fetchone()[0]
-            if shape == seen and outbox.is_idle(db, table.name, target.position):
+            if shape == last_shape and outbox.is_idle(db, table.name, target.position):
                 self._stopping.wait(POLL_S)
             else:
-                seen = shape
+                last_shape = shape
                 self._append(db, table, target)
             if self._clock() >= progress_s + PROGRESS_EVERY_S:
                 progress_s = self._clock()
                 self._note_progress(db, table, target.position)
 
-    def _append(self, db: sqlite3.Connection, table: SourceTable, target: Target) -> None:
+    def _append(self, db: sqlite3.Connection, table: SqliteTable, target: CaptureTarget) -> None:
         """Remove the changes that the log has; append all that were committed since."""
         at = target.position
         assert at is not None
-        announced = outbox.advance(db, table, target.uuid, target.tag.timeline, at)
-        if announced.upto > at:
-            staged = _staged(target, table, outbox.changes(db, table, at, announced.upto))
-            target.append(staged, announced.upto)
+        announcement = outbox.advance(db, table, target.uuid, target.tag.timeline, at)
+        if announcement.upto > at:
+            staged = _staged(target, table, outbox.changes(db, table, at, announcement.upto))
+            target.append(staged, announcement.upto)
             self._appended(sum(segment.rows for segment in staged))
-        if announced.problem is not None:
-            raise announced.problem
+        if announcement.problem is not None:
+            raise announcement.problem
 
-    def _note_progress(self, db: sqlite3.Connection, table: SourceTable, position: int) -> None:
+    def _note_progress(self, db: sqlite3.Connection, table: SqliteTable, position: int) -> None:
         behind = outbox.newest(db, table.name) - position
         self._report(
             {"event": "progress", "position": position, "records": self.counts.records, "behind_records": behind}
         )
 
-    def _unlike(self, target: Target) -> Exception:
+    def _unlike(self, target: CaptureTarget) -> Exception:
         """Return why the database does not know the position of this process."""
         if position_in(self._store) != target.position:
             return Overtaken()
@@ -178,11 +180,11 @@ def position_in(store: ObjectStore) -> int | None:
     return int(tag.epoch) or None
 
 
-def _staged(target: Target, table: SourceTable, parts: Iterable[pa.Table]) -> list[LogSegment]:
+def _staged(target: CaptureTarget, table: SqliteTable, parts: Iterable[pa.Table]) -> list[LogSegment]:
     return [segment for part in parts for segment in target.stage(_records(table, part))]
 
 
-def _records(table: SourceTable, rows: pa.Table) -> pa.Table:
+def _records(table: SqliteTable, rows: pa.Table) -> pa.Table:
     """Return rows with a mark as records of the log."""
     mark = rows.num_columns - 1
     return puts_and_deletes(rows.remove_column(mark), rows.column(mark), table.key)
@@ -191,17 +193,17 @@ def _records(table: SourceTable, rows: pa.Table) -> pa.Table:
 def _file_of(path: str) -> tuple[int, int]:
     """Return the identity of a file, which another file with its name does not have. Raises Unavailable."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError as error:
         raise Unavailable(
             f"SQLite {path}: the file cannot be found ({error.strerror})",
             not_done="changes after the last append were not captured yet",
             next_step="restore the file; the capture continues where it was",
         ) from error
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
-def _differs(of: Capturing, how: str) -> ConfigError:
+def _differs(of: SQLiteCapturing, how: str) -> ConfigError:
     return ConfigError(
         f"{of.where} and the log at {of.log} do not fit: {how}. One of both was restored from a copy, or created again",
         not_done="nothing was appended",

@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from holdfast.runtime.sources.sqlite.table import OWN, SourceTable, Unique
+from holdfast.runtime.sources.sqlite.table import OWN, SqliteTable, Unique
 
 VERSION = 2
 """Version of the tables and triggers below."""
@@ -75,30 +75,30 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(map(quoted, names))
 
 
-def statements(table: SourceTable) -> Statements:
+def statements(table: SqliteTable) -> Statements:
     """Return the statements that let a database keep the changes of a table."""
-    place, box, noted = quoted(table.name), quoted(outbox(table.name)), quoted(replaced(table.name))
+    place, box, notes = quoted(table.name), quoted(outbox(table.name)), quoted(replaced(table.name))
     tables = {
         outbox(table.name): f"CREATE TABLE {box} ({SEQ} INTEGER PRIMARY KEY AUTOINCREMENT, {DELETED} INTEGER NOT NULL, "
         f"{listed(table.names)})"
     }
-    put = f"INSERT INTO {box} ({DELETED}, {listed(table.names)}) SELECT 0, {listed(table.names)} FROM {place} WHERE "
-    put += f"{_is(table, place, 'NEW')};"
+    insert = f"INSERT INTO {box} ({DELETED}, {listed(table.names)}) SELECT 0, {listed(table.names)} FROM {place} WHERE "
+    insert += f"{_is(table, place, 'NEW')};"
     delete = f"INSERT INTO {box} ({DELETED}, {listed(table.key)}) SELECT 1, {_of('OLD', table.key)} WHERE NOT EXISTS "
     delete += f"(SELECT 1 FROM {place} WHERE {_is(table, place, 'OLD')});"
-    triggers, gone = dict[str, str](), ""
+    triggers, replaced_deletes = dict[str, str](), ""
     if table.uniques:
-        tables[replaced(table.name)] = f"CREATE TABLE {noted} ({listed(table.key)})"
+        tables[replaced(table.name)] = f"CREATE TABLE {notes} ({listed(table.key)})"
         conflicts = " OR ".join(_conflict(place, unique) for unique in table.uniques)
-        note = f"INSERT INTO {noted} ({listed(table.key)}) SELECT {listed(table.key)} FROM {place} WHERE ({conflicts})"
-        gone = (
-            f"INSERT INTO {box} ({DELETED}, {listed(table.key)}) SELECT 1, {listed(table.key)} FROM {noted} "
-            f"WHERE NOT EXISTS (SELECT 1 FROM {place} WHERE {_is(table, place, noted)}); DELETE FROM {noted};"
+        note = f"INSERT INTO {notes} ({listed(table.key)}) SELECT {listed(table.key)} FROM {place} WHERE ({conflicts})"
+        replaced_deletes = (
+            f"INSERT INTO {box} ({DELETED}, {listed(table.key)}) SELECT 1, {listed(table.key)} FROM {notes} "
+            f"WHERE NOT EXISTS (SELECT 1 FROM {place} WHERE {_is(table, place, notes)}); DELETE FROM {notes};"
         )
-        triggers |= _trigger(table, "before_insert", f"{gone} {note};")
-        triggers |= _trigger(table, "before_update", f"{gone} {note} AND NOT ({_is(table, place, 'OLD')});")
-    triggers |= _trigger(table, "insert", f"{put} {gone}")
-    triggers |= _trigger(table, "update", f"{put} {delete} {gone}")
+        triggers |= _trigger(table, "before_insert", f"{replaced_deletes} {note};")
+        triggers |= _trigger(table, "before_update", f"{replaced_deletes} {note} AND NOT ({_is(table, place, 'OLD')});")
+    triggers |= _trigger(table, "insert", f"{insert} {replaced_deletes}")
+    triggers |= _trigger(table, "update", f"{insert} {delete} {replaced_deletes}")
     triggers |= _trigger(table, "delete", delete)
     return Statements(tables, triggers)
 
@@ -108,12 +108,12 @@ def trigger(name: str, when: str) -> str:
     return f"{OWN}{when}_{name}"
 
 
-def _trigger(table: SourceTable, when: str, body: str) -> dict[str, str]:
+def _trigger(table: SqliteTable, when: str, body: str) -> dict[str, str]:
     full = trigger(table.name, when)
     return {full: f"CREATE TRIGGER {quoted(full)} {WHEN[when]} ON {quoted(table.name)} BEGIN {body.strip()} END"}
 
 
-def _is(table: SourceTable, one: str, other: str) -> str:
+def _is(table: SqliteTable, one: str, other: str) -> str:
     """Return the condition that two rows have the same key, whatever the collations of its columns are."""
     return " AND ".join(f"{one}.{quoted(name)} IS {other}.{quoted(name)} COLLATE BINARY" for name in table.key)
 

@@ -44,15 +44,15 @@ def _column(part: str) -> pa.Field:
     name, colon, kind = part.partition(":")
     name, kind = name.strip(), kind.strip()
     nullable = kind.endswith("?")
-    found = _type(kind.removesuffix("?").strip())
-    if not name or not colon or found is None:
+    arrow_type = _type(kind.removesuffix("?").strip())
+    if not name or not colon or arrow_type is None:
         raise ConfigError(
             f"{part!r} in --schema is not name:type",
             not_done="no log was created",
             next_step="use the types int64, double, string, bool, binary, timestamp, date or decimal128(p,s), "
             'with ? after a type that allows null, as in --schema "auction:int64,price:double?"',
         )
-    return pa.field(name, found, nullable)
+    return pa.field(name, arrow_type, nullable)
 
 
 def _type(kind: str) -> pa.DataType | None:

@@ -21,7 +21,7 @@ from holdfast.quantities import plural
 from holdfast.runtime.cli.log import compact as log_compact
 from holdfast.runtime.cli.log.columns import parse_columns
 from holdfast.runtime.cli.log.input import as_given, columns_given, json_line_batches, read_file
-from holdfast.runtime.cli.log.output import Placed, as_json_line, columns_shown, placed_rows, plain_line, table_lines
+from holdfast.runtime.cli.log.output import LogRow, as_json_line, columns_shown, placed_rows, plain_line, table_lines
 from holdfast.sinks.log.changelog import refuse_changelog_of_a_job
 from holdfast.storage.log.format import LogMeta, describe_column
 from holdfast.storage.log.log import LogReader, LogWriter, create_log, read_meta
@@ -250,7 +250,7 @@ def read(args: argparse.Namespace) -> int:
         if not first <= args.offset <= end:
             what = f"offset {args.offset} is outside partition {partitions[0]}, which holds {first} to before {end}"
             raise _wrong(what, "nothing was read", f"give an offset from {first} to {end}")
-    rows: list[Placed] = []
+    rows: list[LogRow] = []
     for partition in partitions:
         offset = reader.retention_start(partition) if args.offset is None else reader.begin(partition, args.offset)
         while len(rows) < args.limit:
@@ -269,16 +269,16 @@ def _read_table(args: argparse.Namespace) -> int:
         raise _wrong("--offset with --as-table", "nothing was read", "leave one out: a table has no order of offsets")
     meta = _meta(args.path)
     columns, partitions = table_schema(meta), _chosen(args, meta)
-    rows: list[Placed] = []
-    held = 0
+    rows: list[LogRow] = []
+    row_count = 0
     for each in read_table(open_objects(args.path, writable=False)):
         if each.partition not in partitions:
             continue
-        held += each.rows.num_rows
+        row_count += each.rows.num_rows
         if (left := args.limit - len(rows)) > 0:
             batch, offsets = each.rows.select(columns.names).slice(0, left), each.offsets[:left]
             rows += placed_rows(each.partition, batch, offsets, 0)
-    _show(args, columns.names, rows, held)
+    _show(args, columns.names, rows, row_count)
     return 0
 
 
@@ -412,7 +412,7 @@ def _columns(meta: LogMeta) -> str:
     return ", ".join(map(describe_column, meta.schema))
 
 
-def _show(args: argparse.Namespace, names: Sequence[str], rows: Sequence[Placed], held: int) -> None:
+def _show(args: argparse.Namespace, names: Sequence[str], rows: Sequence[LogRow], held: int) -> None:
     lines = map(as_json_line, rows) if args.json else table_lines(names, rows)
     for line in lines:
         print(line)

@@ -12,7 +12,7 @@ from holdfast.runtime.cli.reporting import advise, print_json
 from holdfast.runtime.cli.text import plural
 from holdfast.runtime.config.durations import duration_ms
 from holdfast.sinks.log.changelog import refuse_changelog_of_a_job
-from holdfast.storage.log.compaction import Compactor, PartitionResult, Result, Wishes
+from holdfast.storage.log.compaction import CompactionResult, Compactor, PartitionResult, Wishes
 from holdfast.storage.objects import open_objects
 
 SHOWN_ONLY = 3
@@ -81,7 +81,7 @@ def compact(args: argparse.Namespace) -> int:
     return SHOWN_ONLY if args.dry_run else 0
 
 
-def _print(args: argparse.Namespace, result: Result) -> None:
+def _print(args: argparse.Namespace, result: CompactionResult) -> None:
     parts = result.partitions
     before, after = sum(p.records_before for p in parts), sum(p.records_after for p in parts)
     did = "would leave" if args.dry_run else "compacted:" if result.committed else "nothing to compact:"
@@ -98,9 +98,9 @@ def _print(args: argparse.Namespace, result: Result) -> None:
         advise(f"rows younger than {args.older_than} stay as they are; see --older-than")
 
 
-def _together(first: Result, second: Result) -> Result:
+def _together(first: CompactionResult, second: CompactionResult) -> CompactionResult:
     """Return the combined result of two consecutive compactions."""
-    return Result(
+    return CompactionResult(
         first.committed or second.committed,
         first.deleted + second.deleted,
         second.more,

@@ -55,13 +55,13 @@ def json_line_batches(
     numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
     convert = {column.name: _from_json(column.type) for column in schema}
     while chunk := list(islice(numbered, rows)):
-        decoded: list[dict[str, Any]] = []
+        json_rows: list[dict[str, Any]] = []
         at = chunk[0][0]
         try:
             for number, line in chunk:
                 at = number
-                decoded.append(_object(line, convert))
-            yield batch_of_rows(schema, decoded)
+                json_rows.append(_object(line, convert))
+            yield batch_of_rows(schema, json_rows)
         except (msgspec.DecodeError, ValueError) as error:
             raise _refused(f"line {at} of {source}: {error}", _CORRECT, not_done()) from error
         except WrongRow as wrong:
@@ -128,14 +128,14 @@ _OBJECT: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, A
 
 
 def _object(line: bytes, convert: dict[str, Callable[[Any], Any]]) -> dict[str, Any]:
-    found = _OBJECT.decode(line)
-    for name, value in found.items():
+    row = _OBJECT.decode(line)
+    for name, value in row.items():
         if value is not None and name in convert:
             try:
-                found[name] = convert[name](value)
+                row[name] = convert[name](value)
             except (ValueError, InvalidOperation, binascii.Error) as error:
                 raise ValueError(f"column {name!r}: {error}") from error
-    return found
+    return row
 
 
 def _from_json(kind: pa.DataType) -> Callable[[Any], Any]:

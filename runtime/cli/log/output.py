@@ -21,7 +21,7 @@ _OPS = {False: "put", True: "delete"}
 
 
 @dataclass(frozen=True)
-class Placed:
+class LogRow:
     """A row and its place in the log."""
 
     partition: int
@@ -33,11 +33,11 @@ class Placed:
 
 def placed_rows(
     partition: int, batch: pa.RecordBatch, offsets: NDArray[np.int64] | None, following: int, changelog: bool = False
-) -> list[Placed]:
+) -> list[LogRow]:
     """Return the rows of a batch as `LogReader.read_placed` gave it, or the records of a changelog."""
     at = range(following - batch.num_rows, following) if offsets is None else offsets.tolist()
     ops = [_OPS[bool(mark)] for mark in deletes(batch)] if changelog else [None] * batch.num_rows
-    return [Placed(partition, *each) for each in zip(at, rows_of(batch), ops, strict=True)]
+    return [LogRow(partition, *each) for each in zip(at, rows_of(batch), ops, strict=True)]
 
 
 def columns_shown(meta: LogMeta) -> list[str]:
@@ -45,14 +45,14 @@ def columns_shown(meta: LogMeta) -> list[str]:
     return ["op", *meta.rows.names] if meta.changelog else meta.rows.names
 
 
-def as_json_line(placed: Placed) -> str:
+def as_json_line(placed: LogRow) -> str:
     """Return one line of JSON: times in RFC 3339, bytes in base64, decimals and non-finite numbers as strings."""
     row = {name: finite(value) for name, value in placed.row.items()}
     op = {} if placed.op is None else {"op": placed.op}
     return msgspec.json.encode({"partition": placed.partition, "offset": placed.offset, **op, "row": row}).decode()
 
 
-def table_lines(names: Sequence[str], rows: Iterable[Placed]) -> list[str]:
+def table_lines(names: Sequence[str], rows: Iterable[LogRow]) -> list[str]:
     """Return an aligned table with a header."""
     cells = [["partition", "offset", *names]]
     cells += [_cells(names, row) for row in rows]
@@ -60,12 +60,12 @@ def table_lines(names: Sequence[str], rows: Iterable[Placed]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
 
 
-def plain_line(names: Sequence[str], placed: Placed) -> str:
+def plain_line(names: Sequence[str], placed: LogRow) -> str:
     """Return one row with tabs between its cells, for output without an end."""
     return "\t".join(_cells(names, placed))
 
 
-def _cells(names: Sequence[str], placed: Placed) -> list[str]:
+def _cells(names: Sequence[str], placed: LogRow) -> list[str]:
     op, values = ([], names) if placed.op is None else ([placed.op], names[1:])
     return [str(placed.partition), str(placed.offset), *op, *(cell(placed.row[name]) for name in values)]
 

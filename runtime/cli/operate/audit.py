@@ -66,17 +66,17 @@ def audited(open_: Callable[[], Stored], plan: Plan | None, args: argparse.Names
         Unavailable: rewinds interrupted every attempt.
     """
     for _ in range(ROUNDS_MAX):
-        stored = open_()
-        kept = _kept(stored)
-        report = _audit(stored, plan, kept, _chosen(args, stored, kept))
-        now = stored.repository.read_log()  # Rewound is appended before any target is repaired
-        if now is not None and (now.uuid, now.timeline) == (stored.job.uuid, stored.job.timeline):
+        stored_job = open_()
+        kept = _kept(stored_job)
+        report = _audit(stored_job, plan, kept, _chosen(args, stored_job, kept))
+        now = stored_job.repository.read_log()  # Rewound is appended before any target is repaired
+        if now is not None and (now.uuid, now.timeline) == (stored_job.job.uuid, stored_job.job.timeline):
             return report
     raise Unavailable(
-        f"job {stored.name!r} was rewound during the audit, {ROUNDS_MAX} times",
+        f"job {stored_job.name!r} was rewound during the audit, {ROUNDS_MAX} times",
         not_done="the audit has no result, because it read several timelines",
         next_step="audit again after the rewind has completed",
-        where=Where(job=stored.name),
+        where=Where(job=stored_job.name),
     )
 
 
@@ -100,15 +100,15 @@ def _audit(stored: Stored, plan: Plan | None, kept: Sequence[Manifest], chosen: 
 
 def _kept(stored: Stored) -> list[Manifest]:
     """Return the manifests of the job's lineage, oldest first, without those that expire meanwhile."""
-    kept = []
+    manifests = []
     for each in stored.job.completed:
         try:
-            kept.append(stored.repository.load_manifest(each.body.manifest))
+            manifests.append(stored.repository.load_manifest(each.body.manifest))
         except Damaged:
             now = stored.repository.read_log()
             if now is None or each.body.epoch in {other.body.epoch for other in now.retained}:
                 raise
-    return kept
+    return manifests
 
 
 def _chosen(args: argparse.Namespace, stored: Stored, kept: Sequence[Manifest]) -> list[int]:
@@ -128,8 +128,8 @@ def _chosen(args: argparse.Namespace, stored: Stored, kept: Sequence[Manifest]) 
             next_step="give the older checkpoint as --from",
         )
     epochs = [int(manifest.epoch) for manifest in kept]
-    chosen = [e for e in epochs if (first is None or e >= first) and (last is None or e <= last)]
-    if not chosen and (epochs or (first, last) != (None, None)):
+    requested_epochs = [e for e in epochs if (first is None or e >= first) and (last is None or e <= last)]
+    if not requested_epochs and (epochs or (first, last) != (None, None)):
         raise ConfigError(
             f"job {stored.name!r} keeps none of the requested checkpoints; epoch numbers have gaps",
             not_done="nothing was read",
@@ -138,7 +138,7 @@ def _chosen(args: argparse.Namespace, stored: Stored, kept: Sequence[Manifest]) 
             else "wait for its first checkpoint",
             where=Where(job=stored.name),
         )
-    return chosen
+    return requested_epochs
 
 
 def _print(report: Report) -> None:

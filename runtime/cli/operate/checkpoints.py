@@ -50,48 +50,48 @@ def add_parser(subparsers: Any) -> None:
 
 def list_all(args: argparse.Namespace) -> int:
     """List checkpoints. Exit status: 0."""
-    stored = open_job(root_of(args), args.job)
-    completed = stored.job.retained
-    listed = newest_of(completed, args, NEWEST_SHOWN)
+    stored_job = open_job(root_of(args), args.job)
+    checkpoints = stored_job.job.retained
+    newest_checkpoints = newest_of(checkpoints, args, NEWEST_SHOWN)
     if args.json:
-        print_json([listed_checkpoint(stored, each) for each in listed])
+        print_json([listed_checkpoint(stored_job, each) for each in newest_checkpoints])
         return 0
     rows = [
         (
             str(c.body.epoch),
             c.timeline,
-            kind_of(stored.job, c),
-            name_of(stored.job, c),
+            kind_of(stored_job.job, c),
+            name_of(stored_job.job, c),
             text.moment(c.at),
             text.span(c.body.duration_ms),
             text.size(c.body.bytes_new),
             text.size(c.body.bytes_total),
         )
-        for c in listed
+        for c in newest_checkpoints
     ]
     if rows:
         print(text.table(("epoch", "timeline", "kind", "name", "completed", "took", "new", "total"), rows))
     else:
         advise(f"job {args.job!r} has not completed a checkpoint yet")
-    advise_of_rest(listed, completed)
-    if any(later.generation != earlier.generation for earlier, later in pairwise(listed)):
+    advise_of_rest(newest_checkpoints, checkpoints)
+    if any(later.generation != earlier.generation for earlier, later in pairwise(newest_checkpoints)):
         advise(GAPS)
     return 0
 
 
 def show(args: argparse.Namespace) -> int:
     """Show one checkpoint. Exit status: 0; 4 if its manifest is damaged."""
-    stored = open_job(root_of(args), args.job)
-    found = checkpoint_of(stored.job, args.epoch)
-    manifest = stored.repository.load_manifest(found.body.manifest)
-    described = described_checkpoint(found, manifest) | {
-        "kind": kind_of(stored.job, found),
-        "name": name_of(stored.job, found),
+    stored_job = open_job(root_of(args), args.job)
+    checkpoint = checkpoint_of(stored_job.job, args.epoch)
+    manifest = stored_job.repository.load_manifest(checkpoint.body.manifest)
+    document = described_checkpoint(checkpoint, manifest) | {
+        "kind": kind_of(stored_job.job, checkpoint),
+        "name": name_of(stored_job.job, checkpoint),
     }
     if args.json:
-        print_json(described)
+        print_json(document)
     else:
-        print(_render(described))
+        print(_render(document))
     return 0
 
 
@@ -99,15 +99,15 @@ def verify(args: argparse.Namespace) -> int:
     """Read and check every object. Exit status: 0 all are intact, 4 something is damaged."""
     from holdfast.runtime.cli.operate.verify import orphans, verify_all
 
-    stored = open_job(root_of(args), args.job)
+    stored_job = open_job(root_of(args), args.job)
     if args.orphans:
         if args.epoch is not None:
             raise ConfigError(
                 "--orphans always covers all checkpoints", not_done="nothing was read", next_step="leave out --epoch"
             )
-        return orphans(stored, as_json=args.json)
-    chosen = stored.job.retained if args.epoch is None else (checkpoint_of(stored.job, args.epoch),)
-    return verify_all(stored, chosen, as_json=args.json)
+        return orphans(stored_job, as_json=args.json)
+    chosen = stored_job.job.retained if args.epoch is None else (checkpoint_of(stored_job.job, args.epoch),)
+    return verify_all(stored_job, chosen, as_json=args.json)
 
 
 def _render(shown: dict[str, Any]) -> str:

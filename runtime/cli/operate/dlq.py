@@ -16,7 +16,7 @@ from typing import Any
 from holdfast.errors import ConfigError, Where
 from holdfast.runtime.cli import text
 from holdfast.runtime.cli.arguments import add_command, add_common, add_job, root_of
-from holdfast.runtime.cli.log.output import Placed, as_json_line
+from holdfast.runtime.cli.log.output import LogRow, as_json_line
 from holdfast.runtime.cli.reporting import advise, print_json
 from holdfast.runtime.inspect.stored import Stored, open_job
 from holdfast.runtime.job import dlq_places
@@ -86,9 +86,9 @@ def list_all(args: argparse.Namespace) -> int:
         raise ConfigError(f"--limit is {args.limit}", not_done="nothing was listed", next_step="give at least 1")
     places, log = _dlq(open_job(root_of(args), args.job))
     reader = _reader(log)
-    found, total = _newest(reader, args.limit), sum(map(reader.rows, reader.end_offsets()))
+    letters, total = _newest(reader, args.limit), sum(map(reader.rows, reader.end_offsets()))
     if args.json:
-        print_json({"job": args.job, "dlq": places.log, "total": total, "letters": found})
+        print_json({"job": args.job, "dlq": places.log, "total": total, "letters": letters})
         return 0
     headers = ("at", "operator", "source", "partition", "offset", "error", "record")
     rows = [
@@ -101,11 +101,11 @@ def list_all(args: argparse.Namespace) -> int:
             _short(_BEFORE_CAUSE.sub("", f["error"]), ERROR_WIDTH_MAX),
             _short(f["record"] if isinstance(f["record"], str) else json.dumps(f["record"], ensure_ascii=False)),
         )
-        for f in found
+        for f in letters
     ]
     print(text.table(headers, rows) if rows else f"{args.job} has no dead letters")
-    if total > len(found):
-        advise(f"{len(found)} of {total:,} shown; for more: --limit {total}")
+    if total > len(letters):
+        advise(f"{len(letters)} of {total:,} shown; for more: --limit {total}")
     if any(str(cell).endswith("…") for row in rows for cell in row[-2:]):
         advise("shortened errors and records end with …; whole ones: --json")
     return 0
@@ -120,9 +120,9 @@ def redrive(args: argparse.Namespace) -> int:
     everything = sources_in(_reader(log))
     letters = {source: everything[source] for source in everything if args.source in (None, source)}
     ways = {source: _way(source, places, log, args.to) for source in sorted(letters, key=str)}
-    shown = [_shown(source, letters[source], way, places, args.to) for source, way in ways.items()]
-    todo = sum(each["records"] or 0 for each in shown)
-    unfit = [each for each in shown if each["unfit"]]
+    plans = [_shown(source, letters[source], way, places, args.to) for source, way in ways.items()]
+    todo = sum(each["records"] or 0 for each in plans)
+    unfit = [each for each in plans if each["unfit"]]
     if args.apply and unfit and not args.skip_unfit:
         raise _unfit(args.job, unfit[0])
     if args.apply:
@@ -130,9 +130,9 @@ def redrive(args: argparse.Namespace) -> int:
             if way is not None:
                 way.apply()
     if args.json:
-        print_json({"job": args.job, "dlq": places.log, "sources": shown, "applied": args.apply})
+        print_json({"job": args.job, "dlq": places.log, "sources": plans, "applied": args.apply})
     else:
-        _print(args, shown, todo)
+        _print(args, plans, todo)
     return SHOWN_ONLY if not args.apply and (todo or unfit) else 0
 
 
@@ -225,18 +225,20 @@ def _reader(log: str) -> LogReader:
 
 def _newest(reader: LogReader, limit: int) -> list[dict[str, Any]]:
     """Return the newest `limit` letters over all partitions, by partition and offset, with readable records."""
-    found = []
+    letters = []
     for partition, offset, letter in newest_letters(reader, limit):
         raw: bytes = letter.pop("raw")
         place = {"dlq_partition": partition, "dlq_offset": offset}
-        found.append({**place, **letter, "record": _record(letter["form"], raw), "raw": base64.b64encode(raw).decode()})
-    return found
+        letters.append(
+            {**place, **letter, "record": _record(letter["form"], raw), "raw": base64.b64encode(raw).decode()}
+        )
+    return letters
 
 
 def _record(form: str, raw: bytes) -> Any:
     """Return a readable record: its columns, or its text; null for bytes that are not text."""
     if form in ("record", "row"):
-        return json.loads(as_json_line(Placed(0, 0, rows_of(decode_row(raw))[0])))["row"]
+        return json.loads(as_json_line(LogRow(0, 0, rows_of(decode_row(raw))[0])))["row"]
     if form == "text":
         return raw.decode("utf-8", "replace")
     try:

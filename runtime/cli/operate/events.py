@@ -52,15 +52,15 @@ def add_parser(subparsers: Any) -> None:
 def handle(args: argparse.Namespace) -> int:
     """List the events, oldest first. Exit status: 0."""
     stored = open_job(root_of(args), args.job)
-    found = events_of(stored, checkpoints=args.all)
-    listed = newest_of(found, args, NEWEST_SHOWN)
+    events = events_of(stored, checkpoints=args.all)
+    newest_events = newest_of(events, args, NEWEST_SHOWN)
     if args.json:
-        print_json(listed)
+        print_json(newest_events)
         return 0
     headers = ("at", "event", "generation", "epoch", "took", "first checkpoint after", "what")
-    print(text.table(headers, [_row(event) for event in listed]))
-    advise_of_rest(listed, found)
-    if any(event["first_epoch"] and event["epoch"] for event in listed):
+    print(text.table(headers, [_row(event) for event in newest_events]))
+    advise_of_rest(newest_events, events)
+    if any(event["first_epoch"] and event["epoch"] for event in newest_events):
         advise(GAPS)
     return 0
 
@@ -75,12 +75,12 @@ def events_of(stored: Stored, *, checkpoints: bool) -> list[dict[str, Any]]:
     """
     live = status_of(stored, SystemClock().wall_us()).restarts
     recovery_ms = {restart.generation: restart.recovery_ms for restart in live}
-    found: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = []
     run_began: int | None = None
     start: dict[str, Any] | None = None
     for record in _reported(stored.repository.records(), stored.repository.forked):
         event = _unknown_event(record)
-        shown = True
+        visible = True
         match record.body:
             case joblog.JobCreated():
                 event |= {"event": "created"}
@@ -104,10 +104,10 @@ def events_of(stored: Stored, *, checkpoints: bool) -> list[dict[str, Any]]:
                 start = None
                 event |= {"event": "checkpoint" if name is None else "savepoint", "epoch": epoch, "savepoint": name}
                 event["duration_ms"] = took
-                shown = checkpoints or name is not None
+                visible = checkpoints or name is not None
                 if record.body.added:
                     new = {"event": "partitions", "epoch": epoch, "cause": _new(record.body)}
-                    found.append(_unknown_event(record) | new)
+                    events.append(_unknown_event(record) | new)
             case joblog.SavepointNamed(epoch=epoch, name=name):
                 event |= {"event": "savepoint", "epoch": epoch, "savepoint": name}
             case joblog.Stopped(epoch=epoch) | joblog.Finished(epoch=epoch):
@@ -117,12 +117,12 @@ def events_of(stored: Stored, *, checkpoints: bool) -> list[dict[str, Any]]:
                 run_began = start = None
             case joblog.Expired(through=through):
                 event |= {"event": "expired", "epoch": through}
-                shown = checkpoints
+                visible = checkpoints
             case joblog.LogStart():
-                shown = False
-        if shown:
-            found.append(event)
-    return found
+                visible = False
+        if visible:
+            events.append(event)
+    return events
 
 
 def _unknown_event(record: joblog.Record) -> dict[str, Any]:
@@ -165,19 +165,21 @@ def _reported(records: Sequence[joblog.Record], forked: Callable[[], joblog.Reco
     created = record(job.created_at, Generation(0), joblog.JobCreated(job.name, job.key_groups))
     if (first := forked()) is not None:
         created = record(first.at, first.generation, first.body)
-    known = [created]
+    pruned_records = [created]
     rewound = {rewind.first_epoch for rewind in job.rewinds}
     for s in job.starts:
         kind = joblog.Rewound if s.first_epoch in rewound else joblog.GenerationStarted
         body = kind(first_epoch=s.first_epoch, base_epoch=s.base_epoch, host=s.host, cause=s.cause)
-        known.append(record(s.at, s.generation, body))
-    for done in job.retained:
-        names = job.names_of(done.body.epoch)
-        known.append(record(done.at, done.generation, structs.replace(done.body, savepoint=None)))
-        known += [record(done.at, done.generation, joblog.SavepointNamed(done.body.epoch, name)) for name in names]
+        pruned_records.append(record(s.at, s.generation, body))
+    for retained in job.retained:
+        names = job.names_of(retained.body.epoch)
+        pruned_records.append(record(retained.at, retained.generation, structs.replace(retained.body, savepoint=None)))
+        pruned_records += [
+            record(retained.at, retained.generation, joblog.SavepointNamed(retained.body.epoch, name)) for name in names
+        ]
     if job.ended is not None and job.ended_at is not None:
-        known.append(record(job.ended_at, job.generation, job.ended))
-    return [*sorted(known, key=lambda each: each.generation), *records]
+        pruned_records.append(record(job.ended_at, job.generation, job.ended))
+    return [*sorted(pruned_records, key=lambda each: each.generation), *records]
 
 
 def _row(event: dict[str, Any]) -> tuple[object, ...]:

@@ -27,12 +27,12 @@ def add_parser(subparsers: Any) -> None:
 
 def handle(args: argparse.Namespace) -> int:
     """Print the causes found. Exit status: 0, whatever they are."""
-    shown = status_of(open_job(root_of(args), args.job), SystemClock().wall_us())
-    found = findings(shown)
+    status = status_of(open_job(root_of(args), args.job), SystemClock().wall_us())
+    causes = findings(status)
     if args.json:
-        print_json({"job": args.job, "state": shown.state, "findings": [each.as_json() for each in found]})
+        print_json({"job": args.job, "state": status.state, "findings": [each.as_json() for each in causes]})
         return 0
-    print(f"{args.job}: {shown.state}")
-    for each in found:
+    print(f"{args.job}: {status.state}")
+    for each in causes:
         print(f"- {each.what}." + (f"\n  Next: {each.next}." if each.next else ""))
     return 0

@@ -53,20 +53,20 @@ def add_parser(subparsers: Any) -> None:
 def handle(args: argparse.Namespace) -> int:
     """Create the job. Exit status: 0 it exists, 2 refused, 4 the checkpoint is damaged, 5 the store is unreachable."""
     root = root_of(args)
-    stored = open_job(root, args.job)
+    stored_job = open_job(root, args.job)
     _check_name(args.new)
     folder, not_done = join(root, args.new), f"job {args.new!r} was not created; job {args.job!r} was only read"
     check_new(args.new, open_objects(folder, writable=False))  # creates no folder
-    done = checkpoint_of(stored.job, args.from_epoch)
+    checkpoint = checkpoint_of(stored_job.job, args.from_epoch)
     into, clock = open_objects(folder), SystemClock()
     prove(into, f"the root {folder}", not_done)
     new = NewJob(args.new, JobUuid(uuid.uuid4().hex), uuid.uuid4().hex, clock.wall_us())
-    shown = described(fork(stored, done, into, new, clock, lambda: time.sleep(RETRY_S)), new)
+    summary = described(fork(stored_job, checkpoint, into, new, clock, lambda: time.sleep(RETRY_S)), new)
     if args.json:
-        print_json(shown)
+        print_json(summary)
     else:
-        print(render(shown))
-        advise(f"\n{_next(args, shown)}")
+        print(render(summary))
+        advise(f"\n{_next(args, summary)}")
     return 0
 
 
@@ -77,11 +77,11 @@ def described(made: Fork, new: NewJob) -> dict[str, Any]:
         The new job and its uuid; the checkpoint; per partition, where reading begins; the stored state of each
         operator; the targets of the other job, which sinks of the new one may not have; and the copied objects.
     """
-    origin, manifest, copied = made.origin, made.manifest, made.copied
+    origin, manifest, copy_totals = made.origin, made.manifest, made.copied
     sizes = Counter[str]()
     for each in manifest.operators:
         if not each.dropped:
-            sizes[operator_of(each.name)] += copied.by_operator[each.id]
+            sizes[operator_of(each.name)] += copy_totals.by_operator[each.id]
     return {
         "job": new.name,
         "uuid": new.uuid,
@@ -95,17 +95,17 @@ def described(made: Fork, new: NewJob) -> dict[str, Any]:
             {"name": name, "kind": there["kind"], "place": {part: at for part, at in there.items() if part != "kind"}}
             for name, there in origin.targets.items()
         ],
-        "copied": {"objects": copied.objects, "bytes": copied.bytes, "duration_ms": made.duration_ms},
+        "copied": {"objects": copy_totals.objects, "bytes": copy_totals.bytes, "duration_ms": made.duration_ms},
     }
 
 
 def render(shown: dict[str, Any]) -> str:
     """Return a fork as text."""
-    there, copied = shown["from"], shown["copied"]
-    took = text.span(copied["duration_ms"])
+    there, copy_totals = shown["from"], shown["copied"]
+    took = text.span(copy_totals["duration_ms"])
     lines = [
         f"{shown['job']} begins with epoch {there['epoch']} of {there['job']}, of {text.moment(there['at'])}",
-        f"copied: {text.plural(copied['objects'], 'object')}, {text.size(copied['bytes'])}, in {took}",
+        f"copied: {text.plural(copy_totals['objects'], 'object')}, {text.size(copy_totals['bytes'])}, in {took}",
     ]
     sources = [(at["name"], at["partition"], at["offset"]) for at in shown["sources"]]
     state = [(each["operator"], text.size(each["bytes"])) for each in shown["state"]]

@@ -38,14 +38,14 @@ def status_of(stored: Stored, now_us: int) -> Status:
     """Return the job's status in the form of API.md."""
     said = last_report(stored.store)
     job = stored.repository.read_log() or stored.job  # after live.json, so that this is the newer
-    shown = observed(job, stored.name, stored.folder, said, now_us)
-    if not shown.sources and job.completed:
+    job_status = observed(job, stored.name, stored.folder, said, now_us)
+    if not job_status.sources and job.completed:
         try:
             manifest = stored.repository.load_manifest(job.completed[-1].body.manifest)
-            return _with_manifest(shown, manifest, ended=job.ended is not None)
+            return _with_manifest(job_status, manifest, ended=job.ended is not None)
         except Damaged as error:
-            return replace(shown, problems=(*shown.problems, status.refused(error)))
-    return shown
+            return replace(job_status, problems=(*job_status.problems, status.refused(error)))
+    return job_status
 
 
 def last_report(store: ObjectStore) -> Status | None:
@@ -58,18 +58,18 @@ def last_report(store: ObjectStore) -> Status | None:
 
 def observed(job: joblog.Job, name: str, folder: str, live: Status | None, now_us: int) -> Status:
     """Combine the log and `live.json` into the status at this moment."""
-    shown = replace(status.of_log(job, name, folder), restarts=_restarts(job, ()))
+    job_status = replace(status.of_log(job, name, folder), restarts=_restarts(job, ()))
     if live is None or live.generation != job.generation or (live.job_uuid or job.uuid) != job.uuid:
-        shown = _of_another_generation(shown, job, live, now_us)
+        job_status = _of_another_generation(job_status, job, live, now_us)
     else:
-        shown = _of_this_generation(shown, job, live, now_us)
-    if shown.state == "unreachable" and not _is_known_gone(shown.driver):
+        job_status = _of_this_generation(job_status, job, live, now_us)
+    if job_status.state == "unreachable" and not _is_known_gone(job_status.driver):
         free = free_bytes(folder)
-        shown = _full(shown, folder, free) if free is not None and free < FULL_BELOW_BYTES else shown
-    if shown.checkpoint is not None:
-        age_ms = max(0, (now_us - shown.checkpoint.at) // 1000)
-        shown = replace(shown, checkpoint=replace(shown.checkpoint, age_ms=age_ms))
-    return shown
+        job_status = _full(job_status, folder, free) if free is not None and free < FULL_BELOW_BYTES else job_status
+    if job_status.checkpoint is not None:
+        age_ms = max(0, (now_us - job_status.checkpoint.at) // 1000)
+        job_status = replace(job_status, checkpoint=replace(job_status.checkpoint, age_ms=age_ms))
+    return job_status
 
 
 def _of_another_generation(shown: Status, job: joblog.Job, live: Status | None, now_us: int) -> Status:
@@ -197,14 +197,14 @@ def _with_manifest(shown: Status, manifest: Manifest, *, ended: bool) -> Status:
     Args:
         ended: The log holds the end of the run, which is appended only when everything is delivered (PROTOCOL P13).
     """
-    delivered: dict[str, int] = {}
-    staged: dict[str, int] = {}
+    delivered_epochs: dict[str, int] = {}
+    staged_epochs: dict[str, int] = {}
     for done in manifest.confirmed:
-        delivered[done.writer.sink] = max(delivered.get(done.writer.sink, 0), done.tag.epoch)
+        delivered_epochs[done.writer.sink] = max(delivered_epochs.get(done.writer.sink, 0), done.tag.epoch)
     for item in manifest.pending:
-        staged[item.writer.sink] = max(staged.get(item.writer.sink, 0), item.tag.epoch)
+        staged_epochs[item.writer.sink] = max(staged_epochs.get(item.writer.sink, 0), item.tag.epoch)
     if ended:
-        delivered |= {name: max(epoch, delivered.get(name, 0)) for name, epoch in staged.items()}
+        delivered_epochs |= {name: max(epoch, delivered_epochs.get(name, 0)) for name, epoch in staged_epochs.items()}
     units = {} if manifest.shape is UNSET else units_of(manifest.shape)
     return replace(
         shown,
@@ -215,5 +215,8 @@ def _with_manifest(shown: Status, manifest: Manifest, *, ended: bool) -> Status:
             for at in manifest.positions
         ),
         late=status.late_of(manifest),
-        sinks=tuple(SinkRow(name, staged.get(name), delivered.get(name)) for name in sorted({*delivered, *staged})),
+        sinks=tuple(
+            SinkRow(name, staged_epochs.get(name), delivered_epochs.get(name))
+            for name in sorted({*delivered_epochs, *staged_epochs})
+        ),
     )

@@ -26,23 +26,23 @@ def add_parser(subparsers: Any) -> None:
 
 def handle(args: argparse.Namespace) -> int:
     """List the jobs. Exit status: 0; 4 if the log of one is damaged, after listing all."""
-    root, rows, damaged = root_of(args), [], None
+    root, rows, damage = root_of(args), [], None
     for name in job_names(root):
         try:
-            shown = status_of(open_job(root, name), SystemClock().wall_us()).as_json()
+            status = status_of(open_job(root, name), SystemClock().wall_us()).as_json()
         except Damaged as error:
-            damaged = error
-            shown = {"job": name, "state": None, "reason": error.what}
-        rows.append({field: shown.get(field) for field in FIELDS})
+            damage = error
+            status = {"job": name, "state": None, "reason": error.what}
+        rows.append({field: status.get(field) for field in FIELDS})
     if args.json:
         print_json(rows)
     elif rows:
         print(text.table(("job", "state", "epoch", "checkpoint", "generation", "driver"), map(_row, rows)))
     else:
         advise(f"there are no jobs under {root}; start one: holdfast run JOB.py")
-    if damaged is not None and not args.json:
-        raise damaged
-    return 0 if damaged is None else damaged.exit_status
+    if damage is not None and not args.json:
+        raise damage
+    return 0 if damage is None else damage.exit_status
 
 
 def _row(shown: dict[str, Any]) -> tuple[object, ...]:

@@ -41,7 +41,7 @@ from holdfast.runtime.wire.presence import is_gone
 if TYPE_CHECKING:
     from holdfast.runtime.job.live import Status
     from holdfast.runtime.plan.model import Plan
-    from holdfast.runtime.rewind.target import Wanted
+    from holdfast.runtime.rewind.target import RewindPoint
 
 PLAN_ONLY = 3
 """Exit status: the plan was shown and nothing was changed."""
@@ -91,38 +91,38 @@ def handle(args: argparse.Namespace) -> int:
     Exit status: 0 done, 2 refused, 3 plan shown only, 5 not in time, 6 another process was first or the job continued.
     """
     from holdfast.runtime.rewind import plan as rewind_plan
-    from holdfast.runtime.rewind.target import Offset, Wanted
+    from holdfast.runtime.rewind.target import Offset, RewindPoint
 
     timeout_s = timeout_of(args, "nothing was changed")
     if args.plan is not None and not args.apply:
         raise _wrong("--plan says which plan to apply", "add --apply, or leave out --plan")
     offset = None if args.to_offset is None else Offset.parsed(args.to_offset)
-    wanted = Wanted(args.to_epoch, _time(args), args.to_savepoint, offset)
+    target = RewindPoint(args.to_epoch, _time(args), args.to_savepoint, offset)
     root, name, plan = job_of(args)
     _check_accept(args.accept, plan)
-    done = False
-    while not done:  # again only if the driver that was asked is dead; it is not asked again
+    complete = False
+    while not complete:  # again only if the driver that was asked is dead; it is not asked again
         opened = open_job(root, name)
-        adopted = _adopted(opened, plan, args.adopt_targets)
-        stored, base, shown, repairs_s = planned(
-            opened, wanted, plan, stop=args.stop, adopted=adopted, adopt=args.adopt_targets
+        adopted_targets = _adopted(opened, plan, args.adopt_targets)
+        stored_job, base, proposal, repairs_s = planned(
+            opened, target, plan, stop=args.stop, adopted=adopted_targets, adopt=args.adopt_targets
         )
         if not args.apply:
-            print_json(shown) if args.json else print(render(shown))
-            advise(f"\nNothing was changed. {_next(args, stored, plan, shown)}")
+            print_json(proposal) if args.json else print(render(proposal))
+            advise(f"\nNothing was changed. {_next(args, stored_job, plan, proposal)}")
             return PLAN_ONLY
-        if args.plan is not None and args.plan != shown["plan_id"]:
-            raise _moved(stored, args.plan)
-        rewind_plan.check(shown, args.accept)
-        done = _apply(stored, base, plan, args, shown["accept"], repairs_s, timeout_s, adopted)
-    shown["applied"] = True
-    print_json(shown) if args.json else print(render(shown))
+        if args.plan is not None and args.plan != proposal["plan_id"]:
+            raise _moved(stored_job, args.plan)
+        rewind_plan.check(proposal, args.accept)
+        complete = _apply(stored_job, base, plan, args, proposal["accept"], repairs_s, timeout_s, adopted_targets)
+    proposal["applied"] = True
+    print_json(proposal) if args.json else print(render(proposal))
     return 0
 
 
 def planned(
     stored: Stored,
-    wanted: Wanted,
+    wanted: RewindPoint,
     plan: Plan | None,
     *,
     stop: bool,
@@ -209,12 +209,12 @@ def _apply(
     refuse(second_run.refusal(stored.store, job, advise))
     check_in_time(job.name, repairs_s, timeout_s)
     stored = open_job_for_writing(stored)
-    store, asked = stored.store, RewindWanted(Epoch(base.body.epoch), True, tuple(accept))
+    store, request = stored.store, RewindWanted(Epoch(base.body.epoch), True, tuple(accept))
 
     def tell(reported: Status) -> None:
         store.put("live.json", json.dumps(msgspec.structs.replace(reported, root=stored.folder).as_json()).encode())
 
-    rewind_stopped(stored.repository, job, asked, outputs_of(plan), timeout_s, tell, adopted)
+    rewind_stopped(stored.repository, job, request, outputs_of(plan), timeout_s, tell, adopted)
     advise(f"{job.name}: stopped at epoch {base.body.epoch}, on timeline {job.timeline + 1}; run it to resume")
     return True
 
@@ -231,29 +231,29 @@ def open_job_for_writing(stored: Stored) -> Stored:
 def _ask(stored: Stored, base: Completed, args: argparse.Namespace, timeout_s: float) -> bool:
     """Ask the driver, and wait until the job resumes or has stopped there; return False if the driver is dead."""
     job, deadline = stored.job, time.monotonic() + timeout_s
-    planned = job.generation if args.plan is not None else None
+    plan_generation = job.generation if args.plan is not None else None
     body = {
         "epoch": base.body.epoch,
         "timeline": job.timeline,
-        "planned": planned,
+        "planned": plan_generation,
         "stop": args.stop,
         "accept": args.accept,
     }
     request = requests.ask(stored.store, "rewind", body, job.generation)
-    heard = False
+    has_reply = False
     while True:
         now = stored.repository.read_log() or job
-        shown = status_of(stored, SystemClock().wall_us())
+        status = status_of(stored, SystemClock().wall_us())
         reply = requests.answer_to(stored.store, request)  # a run refuses undone requests, then ends
-        heard = heard or reply is not None
+        has_reply = has_reply or reply is not None
         if reply is not None and not reply["accepted"]:
             raise _refused(stored, str(reply.get("reason") or "no reason was given"), reply.get("outdated") is True)
-        if now.timeline > job.timeline and _arrived(now, base, shown, args.stop):
+        if now.timeline > job.timeline and _arrived(now, base, status, args.stop):
             return True
-        if shown.state == "unreachable" and shown.driver is not None and is_gone(shown.driver):
+        if status.state == "unreachable" and status.driver is not None and is_gone(status.driver):
             return False
-        if shown.state not in (*RUNNING, "stopped") or time.monotonic() > deadline:
-            raise _not_in_time(stored, now, shown, heard, args.timeout)
+        if status.state not in (*RUNNING, "stopped") or time.monotonic() > deadline:
+            raise _not_in_time(stored, now, status, has_reply, args.timeout)
         time.sleep(LOOK_EVERY_S)
 
 
@@ -400,12 +400,12 @@ def _refused(stored: Stored, reason: str, outdated: bool) -> ConfigError | Fence
 
 
 def _not_in_time(stored: Stored, now: Job, shown: Status, heard: bool, timeout: str) -> Unavailable:
-    reported = "the driver has accepted the request" if heard else "no driver has answered the request"
+    progress = "the driver has accepted the request" if heard else "no driver has answered the request"
     if now.timeline > stored.job.timeline:
-        reported = "the rewind is in the log; whether its targets are repaired is unknown"
+        progress = "the rewind is in the log; whether its targets are repaired is unknown"
     why = f"within {timeout}" if shown.state in RUNNING else f"before the run ended ({shown.state})"
     return Unavailable(
-        f"job {stored.name!r} has not completed the rewind {why}; {reported}",
+        f"job {stored.name!r} has not completed the rewind {why}; {progress}",
         not_done="a request remains valid while the run lasts; a rewind in the log is completed first by the next run",
         next_step=f"see what delays it: holdfast explain {stored.name}",
         where=Where(job=stored.name),

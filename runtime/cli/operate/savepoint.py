@@ -48,22 +48,30 @@ def add_parser(subparsers: Any) -> None:
 def handle(args: argparse.Namespace) -> int:
     """Take or name a savepoint. Exit status: 0 it is in the log, 2 the name is refused, 5 no driver answers in time."""
     timeout_s = timeout_of(args, "no savepoint was taken")
-    stored = open_job(root_of(args), args.job)
-    check_name(stored.job, args.name)
-    shown = status_of(stored, SystemClock().wall_us())
-    if taken := shown.state in RUNNING:
-        assert shown.generation is not None, "the log names the generation of a running job"
-        job = _ask(stored, args.name, shown.generation, time.monotonic() + timeout_s, args.timeout)
+    stored_job = open_job(root_of(args), args.job)
+    check_name(stored_job.job, args.name)
+    status = status_of(stored_job, SystemClock().wall_us())
+    if is_running := status.state in RUNNING:
+        assert status.generation is not None, "the log names the generation of a running job"
+        job = _ask(stored_job, args.name, status.generation, time.monotonic() + timeout_s, args.timeout)
     else:
-        job = name_last(stored, args.name, uuid.uuid4().hex, SystemClock().wall_us())
-    found = job.savepoint(args.name)
-    assert found is not None
+        job = name_last(stored_job, args.name, uuid.uuid4().hex, SystemClock().wall_us())
+    savepoint = job.savepoint(args.name)
+    assert savepoint is not None
     if args.json:
-        print_json({"job": args.job, "name": found.name, "epoch": found.epoch, "taken": taken, "state": shown.state})
+        print_json(
+            {
+                "job": args.job,
+                "name": savepoint.name,
+                "epoch": savepoint.epoch,
+                "taken": is_running,
+                "state": status.state,
+            }
+        )
     else:
-        print(f"{args.job}: savepoint {found.name} is epoch {found.epoch}")
-        if not taken:
-            advise(f"the job is not running ({shown.state}); its last checkpoint got the name")
+        print(f"{args.job}: savepoint {savepoint.name} is epoch {savepoint.epoch}")
+        if not is_running:
+            advise(f"the job is not running ({status.state}); its last checkpoint got the name")
     return 0
 
 
@@ -94,13 +102,13 @@ def name_last(stored: Stored, name: str, owner: str, at_us: int) -> joblog.Job:
 
 def _ask(stored: Stored, name: str, generation: int, deadline: float, timeout: str) -> joblog.Job:
     """Ask the driver, and wait until the log holds the name."""
-    request, heard = requests.ask(stored.store, "savepoint", {"name": name}, generation), False
+    request, has_reply = requests.ask(stored.store, "savepoint", {"name": name}, generation), False
     while True:
         if (job := stored.repository.read_log()) is not None and job.savepoint(name) is not None:
             return job
-        shown = status_of(stored, SystemClock().wall_us())
+        status = status_of(stored, SystemClock().wall_us())
         reply = requests.answer_to(stored.store, request)  # a run refuses undone requests, then ends
-        heard = heard or reply is not None
+        has_reply = has_reply or reply is not None
         if reply is not None and not reply["accepted"]:
             raise ConfigError(
                 f"job {stored.name!r} refused the savepoint {name!r}: {reply.get('reason') or 'no reason was given'}",
@@ -108,9 +116,9 @@ def _ask(stored: Stored, name: str, generation: int, deadline: float, timeout: s
                 next_step=f"see holdfast status {stored.name} and holdfast checkpoints list {stored.name}",
                 where=Where(job=stored.name),
             )
-        if shown.state not in RUNNING or time.monotonic() > deadline:
-            why = f"within {timeout}" if shown.state in RUNNING else f"before the run ended ({shown.state})"
-            reported = "the driver has accepted the request" if heard else "no driver has answered the request"
+        if status.state not in RUNNING or time.monotonic() > deadline:
+            why = f"within {timeout}" if status.state in RUNNING else f"before the run ended ({status.state})"
+            reported = "the driver has accepted the request" if has_reply else "no driver has answered the request"
             raise Unavailable(
                 f"job {stored.name!r} has not completed the savepoint {name!r} {why}; {reported}",
                 not_done="it is not in the log; the request remains valid as long as the run lasts",

@@ -9,11 +9,18 @@ from typing import Any
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.runtime.cli import text
 from holdfast.runtime.cli.arguments import add_command, add_common, add_job, root_of
-from holdfast.runtime.cli.operate.state_output import Answer, check_output, described, give, headline
+from holdfast.runtime.cli.operate.state_output import StateAnswer, check_output, described, give, headline
 from holdfast.runtime.cli.reporting import advise, print_json
 from holdfast.runtime.inspect.comparison import differences, schema_of
 from holdfast.runtime.inspect.keyhistory import history_of
-from holdfast.runtime.inspect.reading import At, at_checkpoint, objects_of, operator_in, parts_of, reading_of
+from holdfast.runtime.inspect.reading import (
+    StateCheckpoint,
+    at_checkpoint,
+    objects_of,
+    operator_in,
+    parts_of,
+    reading_of,
+)
 from holdfast.runtime.inspect.sizes import OperatorSize, Stock, size_of
 from holdfast.runtime.inspect.stored import open_job
 from holdfast.runtime.inspect.topic import with_topic
@@ -81,7 +88,7 @@ def diff(args: argparse.Namespace) -> int:
     before = reading_of(stored, args.operator, args.first, key=args.key)
     after = reading_of(stored, args.operator, args.epoch, key=args.key)
     found = differences(before, after)
-    answer = Answer(after.at, args.operator, schema_of(after.view), before.at)
+    answer = StateAnswer(after.at, args.operator, schema_of(after.view), before.at)
     give(answer, found, args)
     return 0
 
@@ -89,31 +96,31 @@ def diff(args: argparse.Namespace) -> int:
 def history(args: argparse.Namespace) -> int:
     """Show the changes of one key. Exit status: 0, also if the key never had state; 4 if a checkpoint is damaged."""
     check_output(args)
-    found = history_of(open_job(root_of(args), args.job), args.operator, args.key, args.epoch)
-    newest, oldest = found.states[0].at, found.states[-1].at
-    give(Answer(newest, args.operator, found.schema, since=oldest), found.batches(), args)
-    if found.beyond is not None:
-        epoch, why = found.beyond.at.epoch, found.beyond.why
+    key_history = history_of(open_job(root_of(args), args.job), args.operator, args.key, args.epoch)
+    newest, oldest = key_history.states[0].at, key_history.states[-1].at
+    give(StateAnswer(newest, args.operator, key_history.schema, since=oldest), key_history.batches(), args)
+    if key_history.beyond is not None:
+        epoch, why = key_history.beyond.at.epoch, key_history.beyond.why
         advise(f"at epoch {epoch} and before, {args.operator} had {why}; for its history there: --epoch {epoch}")
     return 0
 
 
 def du(args: argparse.Namespace) -> int:
     """Show rows and bytes. Exit status: 0; 4 if the checkpoint is damaged."""
-    stored = open_job(root_of(args), args.job)
+    stored_job = open_job(root_of(args), args.job)
 
-    def read(at: At, manifest: Manifest) -> tuple[At, list[OperatorSize]]:
-        chosen = [each for each in manifest.operators if not each.dropped]
+    def read(at: StateCheckpoint, manifest: Manifest) -> tuple[StateCheckpoint, list[OperatorSize]]:
+        operators = [each for each in manifest.operators if not each.dropped]
         if args.operator is not None:
-            chosen = [operator_in(manifest, args.operator, at)]
+            operators = [operator_in(manifest, args.operator, at)]
         span = (0, manifest.key_groups)
-        holding, manifest = with_topic(stored, manifest, span)
+        holding, manifest = with_topic(stored_job, manifest, span)
         objects = objects_of(holding, manifest, span)
         return at, [
-            size_of(o.name, parts_of(manifest, objects, view_of(o).spec, span), manifest.key_groups) for o in chosen
+            size_of(o.name, parts_of(manifest, objects, view_of(o).spec, span), manifest.key_groups) for o in operators
         ]
 
-    at, sizes = at_checkpoint(stored, args.epoch, read)
+    at, sizes = at_checkpoint(stored_job, args.epoch, read)
     if args.json:
         print_json(described(at) | {"operators": [_as_json(each) for each in sizes]})
     else:
@@ -125,7 +132,7 @@ def du(args: argparse.Namespace) -> int:
 def _rows(args: argparse.Namespace, key: str | None) -> int:
     check_output(args)
     reading = reading_of(open_job(root_of(args), args.job), args.operator, args.epoch, key=key)
-    give(Answer(reading.at, args.operator, reading.view.schema), reading.batches(), args)
+    give(StateAnswer(reading.at, args.operator, reading.view.schema), reading.batches(), args)
     return 0
 
 

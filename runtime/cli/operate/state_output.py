@@ -22,7 +22,7 @@ from holdfast.errors import ConfigError, Unavailable
 from holdfast.runtime.cli import text
 from holdfast.runtime.cli.log.output import cell, finite
 from holdfast.runtime.cli.reporting import advise, print_json
-from holdfast.runtime.inspect.reading import At
+from holdfast.runtime.inspect.reading import StateCheckpoint
 
 ROWS_SHOWN = 100
 """Rows of a table without --limit."""
@@ -32,17 +32,17 @@ NOT_WRITTEN = "no file was written"
 
 
 @dataclass(frozen=True)
-class Answer:
+class StateAnswer:
     """Origin of rows: operator and checkpoint, and the other side of a comparison, or the oldest of a history."""
 
-    at: At
+    at: StateCheckpoint
     operator: str
     schema: pa.Schema
-    before: At | None = None
-    since: At | None = None
+    before: StateCheckpoint | None = None
+    since: StateCheckpoint | None = None
 
 
-class Writer(Protocol):
+class BatchWriter(Protocol):
     """Writes batches to a file."""
 
     def write_batch(self, batch: pa.RecordBatch) -> None:
@@ -52,7 +52,7 @@ class Writer(Protocol):
         """Complete the file."""
 
 
-def described(at: At) -> dict[str, Any]:
+def described(at: StateCheckpoint) -> dict[str, Any]:
     """Return the checkpoint as JSON-able values."""
     names = ", ".join(at.names) or None
     return {
@@ -65,13 +65,13 @@ def described(at: At) -> dict[str, Any]:
     }
 
 
-def headline(at: At, operator: str | None) -> str:
+def headline(at: StateCheckpoint, operator: str | None) -> str:
     """Return the line that names the displayed state."""
     of = at.job if operator is None else f"{operator} of {at.job}"
     return f"{of} at {_checkpoint(at)}"
 
 
-def give(answer: Answer, batches: Iterator[pa.RecordBatch], args: argparse.Namespace) -> None:
+def give(answer: StateAnswer, batches: Iterator[pa.RecordBatch], args: argparse.Namespace) -> None:
     """Print or write rows, up to --limit.
 
     Raises:
@@ -116,7 +116,7 @@ class _Limited:
                 return
 
 
-def _to_table(answer: Answer, rows: _Limited) -> None:
+def _to_table(answer: StateAnswer, rows: _Limited) -> None:
     title = headline(answer.at, answer.operator)
     if answer.before is not None:
         title += f", compared with {_checkpoint(answer.before)}"
@@ -136,15 +136,15 @@ def _to_table(answer: Answer, rows: _Limited) -> None:
 
 def _headers(schema: pa.Schema) -> list[str]:
     """Return the columns; the fields of `before` and `after` of a comparison are beside each other."""
-    found: list[str] = []
+    headers: list[str] = []
     for field in schema:
         if not pa.types.is_struct(field.type):
-            found.append(field.name)
+            headers.append(field.name)
         elif field.name == "key":
-            found += [inner.name for inner in field.type]
+            headers += [inner.name for inner in field.type]
         elif field.name == "before":
-            found += [f"{inner.name} {side}" for inner in field.type for side in ("before", "after")]
-    return found
+            headers += [f"{inner.name} {side}" for inner in field.type for side in ("before", "after")]
+    return headers
 
 
 def _cells(batch: pa.RecordBatch) -> Iterator[list[str]]:
@@ -160,14 +160,14 @@ def _cells(batch: pa.RecordBatch) -> Iterator[list[str]]:
             yield [cell(value) for value in row.values()]
 
 
-def _to_json(answer: Answer, rows: _Limited) -> None:
+def _to_json(answer: StateAnswer, rows: _Limited) -> None:
     """Print one JSON document, a row per line."""
-    known = described(answer.at) | {"operator": answer.operator}
+    document = described(answer.at) | {"operator": answer.operator}
     if answer.before is not None:
-        known["before"] = described(answer.before)
+        document["before"] = described(answer.before)
     if answer.since is not None:
-        known["since"] = described(answer.since)
-    sys.stdout.write(msgspec.json.encode(known).decode().removesuffix("}") + ',"rows":[')
+        document["since"] = described(answer.since)
+    sys.stdout.write(msgspec.json.encode(document).decode().removesuffix("}") + ',"rows":[')
     between = "\n"
     for batch in rows:
         for row in _rows(batch):
@@ -176,7 +176,7 @@ def _to_json(answer: Answer, rows: _Limited) -> None:
     sys.stdout.write(f'\n],"more":{"true" if rows.more else "false"}}}\n')
 
 
-def _to_file(answer: Answer, rows: _Limited, args: argparse.Namespace) -> None:
+def _to_file(answer: StateAnswer, rows: _Limited, args: argparse.Namespace) -> None:
     path = Path(args.out)
     with _new_file(path) as writing:
         writer = _writer(_kind_of(path), writing, answer.schema)
@@ -204,13 +204,13 @@ def _kind_of(path: Path) -> str:
     return path.suffix
 
 
-def _writer(kind: str, path: Path, schema: pa.Schema) -> Writer:
+def _writer(kind: str, path: Path, schema: pa.Schema) -> BatchWriter:
     if kind == ".arrow":
-        writer: Writer = pa.ipc.new_file(str(path), schema)
+        writer: BatchWriter = pa.ipc.new_file(str(path), schema)
         return writer
     import pyarrow.parquet as pq  # slow to load
 
-    written: Writer = pq.ParquetWriter(str(path), schema)
+    written: BatchWriter = pq.ParquetWriter(str(path), schema)
     return written
 
 
@@ -236,7 +236,7 @@ def _new_file(path: Path) -> Iterator[Path]:
             temporary.unlink()
 
 
-def _checkpoint(at: At) -> str:
+def _checkpoint(at: StateCheckpoint) -> str:
     named = f", savepoint {', '.join(at.names)}" if at.names else ""
     left = ", which a rewind abandoned" if at.abandoned else ""
     return f"epoch {at.epoch} ({text.moment(at.at)}{named}; timeline {at.timeline}{left})"

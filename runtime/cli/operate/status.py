@@ -14,7 +14,7 @@ from holdfast.runtime.cli.arguments import add_command, root_of
 from holdfast.runtime.cli.operate.history import status_of
 from holdfast.runtime.cli.reporting import advise, print_json
 from holdfast.runtime.inspect.stored import Stored, open_job
-from holdfast.runtime.job.live import Checkpoint, Late, Number, SourceRow, Status, Worker
+from holdfast.runtime.job.live import Checkpoint, LateRecords, Number, SourceRow, Status, WorkerRow
 from holdfast.runtime.job.status import time_held
 from holdfast.runtime.wire.clock import SystemClock
 
@@ -49,26 +49,26 @@ def add_parser(subparsers: Any) -> None:
 
 def handle(args: argparse.Namespace) -> int:
     """Show the status once, or repeatedly until the job has ended. Exit status: 0, whatever the state."""
-    stored = open_job(root_of(args), args.job)
+    stored_job = open_job(root_of(args), args.job)
     if args.format == "openmetrics":
-        return _metrics(stored)
+        return _metrics(stored_job)
     args.json = args.json or args.format == "json"
     while True:
-        shown = status_of(stored, SystemClock().wall_us())
+        status = status_of(stored_job, SystemClock().wall_us())
         if args.json:
-            print_json(shown.as_json())
+            print_json(status.as_json())
         else:
             before = _CLEAR if args.watch and sys.stdout.isatty() else ""
-            print(before + render(shown), flush=True)
+            print(before + render(status), flush=True)
         if not args.watch:
             break
-        if shown.state in ENDED:
-            advise(f"{args.job} has ended ({shown.state}): nothing changes until it is run again")
+        if status.state in ENDED:
+            advise(f"{args.job} has ended ({status.state}): nothing changes until it is run again")
             break
         time.sleep(WATCH_EVERY_S)
     if not args.json:
-        for problem in shown.problems:
-            advise(f"\n{problem.what}.\nNext: {problem.next or 'see ' + _log_of(stored)}")
+        for problem in status.problems:
+            advise(f"\n{problem.what}.\nNext: {problem.next or 'see ' + _log_of(stored_job)}")
     return 0
 
 
@@ -100,7 +100,7 @@ def render(shown: Status) -> str:
     return "\n".join(lines)
 
 
-def _came_by(worker: Worker) -> str | None:
+def _came_by(worker: WorkerRow) -> str | None:
     """Return how the worker came by its state, or how much of it is restored."""
     if worker.restore_bytes is None:
         return worker.how
@@ -162,20 +162,20 @@ def _tables(shown: Status) -> list[tuple[str, str]]:
 
 
 def _sources(shown: Status) -> _Table:
-    held = {row.place for row, _ in time_held(shown.sources)}
-    timed = any(row.watermark is not None for row in shown.sources)
-    lost = any(row.lost for row in shown.sources)
+    time_holders = {row.place for row, _ in time_held(shown.sources)}
+    has_event_time = any(row.watermark is not None for row in shown.sources)
+    has_losses = any(row.lost for row in shown.sources)
     headers = ("name", "partition", "offset", "end", "lag")
     rows = [
         (
             *(s.name, s.partition if s.called is None else s.shown),
             *(_amount(s, n) for n in (_offset(s.offset), s.end_offset, s.lag)),
-            *((s.lost,) if lost else ()),
-            *((_time(s, held),) if timed else ()),
+            *((s.lost,) if has_losses else ()),
+            *((_time(s, time_holders),) if has_event_time else ()),
         )
         for s in shown.sources
     ]
-    return "sources", (*headers, *(("lost",) if lost else ()), *(("event time",) if timed else ())), rows
+    return "sources", (*headers, *(("lost",) if has_losses else ()), *(("event time",) if has_event_time else ())), rows
 
 
 def _moment(at: Number | None) -> str:
@@ -194,7 +194,7 @@ def _time(row: SourceRow, held: Collection[tuple[str, int]]) -> str:
     return text.moment(row.watermark) + (", holds time back" if row.place in held else "")
 
 
-def _by_operator(late: Late) -> str:
+def _by_operator(late: LateRecords) -> str:
     counts = [f"{name} {text.count(rows)}" for name, rows in late.operators.items() if rows]
     return f": {', '.join(counts)}" if counts else ""
 

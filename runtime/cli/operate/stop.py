@@ -74,35 +74,35 @@ def handle(args: argparse.Namespace) -> int:
             not_done="the job was not asked to stop",
             next_step="leave it out: a job that stops otherwise reads those records when it runs again",
         )
-    stored = open_job(root_of(args), args.job)
-    shown = status_of(stored, SystemClock().wall_us())
-    if shown.state in RUNNING:
-        assert shown.generation is not None, "the log names the generation of a running job"
+    stored_job = open_job(root_of(args), args.job)
+    status = status_of(stored_job, SystemClock().wall_us())
+    if status.state in RUNNING:
+        assert status.generation is not None, "the log names the generation of a running job"
         deadline = time.monotonic() + timeout_s
         asked = {} if args.how is None else {"how": args.how}
         asked |= {"unread": "drop"} if args.drop_unread else {}
-        ends = {row.place: row.end_offset for row in shown.sources}
-        request = requests.ask(stored.store, "stop", asked, shown.generation)
-        shown = _wait(stored, request, deadline, args)
-        said = f"{args.job}: {shown.state}{_at_epoch(shown)}"
-        if args.drop_unread and shown.state == "finished":
-            advise(_dropped(shown, ends))
-    elif shown.state == "unreachable":
-        raise _unreachable(args.job, shown, "no request was made")
-    elif args.how == "finish" and shown.state != "finished":
+        ends = {row.place: row.end_offset for row in status.sources}
+        request = requests.ask(stored_job.store, "stop", asked, status.generation)
+        status = _wait(stored_job, request, deadline, args)
+        message = f"{args.job}: {status.state}{_at_epoch(status)}"
+        if args.drop_unread and status.state == "finished":
+            advise(_dropped(status, ends))
+    elif status.state == "unreachable":
+        raise _unreachable(args.job, status, "no request was made")
+    elif args.how == "finish" and status.state != "finished":
         raise ConfigError(
-            f"job {args.job!r} is not running ({shown.state}), and only a run can finish it",
+            f"job {args.job!r} is not running ({status.state}), and only a run can finish it",
             not_done="it was not finished; it can be run again as before",
             next_step=f"run it, then holdfast stop {args.job} --finish; or seal its input and run it",
             where=Where(job=args.job),
         )
     else:
-        said = f"{args.job} is not running: {shown.state}{_at_epoch(shown)}; there was nothing to stop"
+        message = f"{args.job} is not running: {status.state}{_at_epoch(status)}; there was nothing to stop"
     if args.json:
-        print_json(shown.as_json())
+        print_json(status.as_json())
     else:
-        print(said)
-        if shown.state == "stopped":
+        print(message)
+        if status.state == "stopped":
             if args.how == "now":
                 advise(
                     "no last checkpoint was taken; the next run reads the records after the previous checkpoint again"
@@ -114,35 +114,35 @@ def handle(args: argparse.Namespace) -> int:
 def _wait(stored: Stored, request: str, deadline: float, args: argparse.Namespace) -> Status:
     """Wait until the log or the driver's last report shows that the run has ended; return that status."""
     reply: Mapping[str, Any] | None = None
-    began = dotted = time.monotonic()
-    dots, said = 0, set[frozenset[str]]()
+    began = last_dot = time.monotonic()
+    dots, reported_waits = 0, set[frozenset[str]]()
     try:
         while True:
-            shown = status_of(stored, SystemClock().wall_us())
+            status = status_of(stored, SystemClock().wall_us())
             reply = requests.answer_to(stored.store, request) or reply  # a run may end before it has done so
-            if shown.state in ("stopped", "finished"):
-                return shown
+            if status.state in ("stopped", "finished"):
+                return status
             if reply is not None and not reply["accepted"]:
                 raise _refused(stored.name, reply)
-            if shown.state == "failed":
+            if status.state == "failed":
                 raise JobFailed(
-                    f"job {stored.name!r} failed before it stopped: {shown.reason}",
+                    f"job {stored.name!r} failed before it stopped: {status.reason}",
                     not_done="no last checkpoint was taken; everything up to the one before is kept",
                     next_step=f"see the cause: holdfast status {stored.name}",
                     where=Where(job=stored.name),
                 )
-            if shown.state == "unreachable":
+            if status.state == "unreachable":
                 if args.how == "now" and reply is not None:
-                    return shown
-                raise _unreachable(stored.name, shown, "whether it took a last checkpoint is unknown")
+                    return status
+                raise _unreachable(stored.name, status, "whether it took a last checkpoint is unknown")
             if time.monotonic() > deadline:
-                raise _too_slow(stored, args, reply is not None, shown)
-            if time.monotonic() - dotted >= DOT_EVERY_S:
-                dotted, dots = time.monotonic(), dots + 1
+                raise _too_slow(stored, args, reply is not None, status)
+            if time.monotonic() - last_dot >= DOT_EVERY_S:
+                last_dot, dots = time.monotonic(), dots + 1
                 print(".", end="", file=sys.stderr, flush=True)
-                waits = stop_waits(shown)
-                if waits is not None and waits.on not in said and time.monotonic() - began >= SAY_AFTER_S:
-                    said.add(waits.on)  # once each: a slow function comes and goes with every batch
+                waits = stop_waits(status)
+                if waits is not None and waits.on not in reported_waits and time.monotonic() - began >= SAY_AFTER_S:
+                    reported_waits.add(waits.on)  # once each: a slow function comes and goes with every batch
                     dots = 0
                     now = f"To end it without waiting: holdfast stop {stored.name} --now"
                     advise(f"\n{stored.name} waits: {waits.what}. {now}")
@@ -185,11 +185,11 @@ def _unreachable(job: str, shown: Status, not_done: str) -> Unavailable:
 def _too_slow(stored: Stored, args: argparse.Namespace, answered: bool, shown: Status) -> Unavailable:
     finishing = args.how == "finish" and not args.drop_unread
     until = "all records of its sources are read and " if finishing else ""
-    heard = "has accepted the request" if answered else "has not answered the request"
+    response = "has accepted the request" if answered else "has not answered the request"
     waits = stop_waits(shown)
     why = "" if waits is None else f", and waits: {waits.what}"
     return Unavailable(
-        f"job {stored.name!r} has not stopped within {args.timeout}; its driver {heard}{why}",
+        f"job {stored.name!r} has not stopped within {args.timeout}; its driver {response}{why}",
         not_done=f"it still runs; the request remains valid, and it stops once {until}its last epoch is delivered",
         next_step=f"see what delays it: holdfast explain {stored.name}; to wait again: holdfast stop {stored.name}",
         where=Where(job=stored.name),

@@ -50,7 +50,7 @@ exit status: 0 done, or nothing is open, 2 wrong use, 3 shown only, 5 the broker
 
 
 @dataclass(frozen=True)
-class Found:
+class SinkTransactions:
     """A sink, and the rows that are hidden in its topics."""
 
     sink: str
@@ -95,13 +95,13 @@ def add_parser(subparsers: Any) -> None:
 
 def list_all(args: argparse.Namespace) -> int:
     """Show the rows that open transactions hide. Exit status: 0, even if there are none."""
-    stored, found = _looked(args)
-    running = status_of(stored, SystemClock().wall_us()).state in RUNNING
+    stored_job, sinks = _looked(args)
+    running = status_of(stored_job, SystemClock().wall_us()).state in RUNNING
     if args.json:
-        print_json({"job": stored.name, "running": running, "transactions": [each.as_json() for each in found]})
+        print_json({"job": stored_job.name, "running": running, "transactions": [each.as_json() for each in sinks]})
         return 0
-    _print(stored.name, found)
-    if any(each.hidden for each in found):
+    _print(stored_job.name, sinks)
+    if any(each.hidden for each in sinks):
         why = "The job is running, and ends its own" if running else f"To end the job's own: {_command(args)} --apply"
         advise(f"\n{_WHOSE}\n{why}")
     return 0
@@ -113,18 +113,18 @@ def abort(args: argparse.Namespace) -> int:
     Exit status: 0 done, or nothing is open; 2 refused; 3 shown only, needs --apply; 5 the brokers are unreachable;
     6 the job is running.
     """
-    stored, found = _looked(args)
-    todo = [each for each in found if each.hidden]
+    stored_job, sinks = _looked(args)
+    todo = [each for each in sinks if each.hidden]
     if todo and args.apply:
-        _refuse_running(stored)
+        _refuse_running(stored_job)
         for each in todo:
             each.transactions.abort()
     left = _left(todo) if args.apply else []
     if args.json:
-        shown = {"job": stored.name, "transactions": [each.as_json() for each in found], "applied": args.apply}
+        shown = {"job": stored_job.name, "transactions": [each.as_json() for each in sinks], "applied": args.apply}
         print_json({**shown, "left": [each.as_json() for each in left]})
     else:
-        _print(stored.name, found)
+        _print(stored_job.name, sinks)
         for each in todo if args.apply else ():
             advise(f"{each.transactions.id}: the open transactions of the job are aborted")
         for each in left:
@@ -138,7 +138,7 @@ def abort(args: argparse.Namespace) -> int:
     return PLAN_ONLY if todo and not args.apply else 0
 
 
-def _looked(args: argparse.Namespace) -> tuple[Stored, list[Found]]:
+def _looked(args: argparse.Namespace) -> tuple[Stored, list[SinkTransactions]]:
     """Return the job and its sinks with transactions. Raises ConfigError if there is no such job or sink."""
     from holdfast.runtime.plan.topic import outputs_of
 
@@ -150,9 +150,11 @@ def _looked(args: argparse.Namespace) -> tuple[Stored, list[Found]]:
             next_step=f"give the job's file: holdfast txn {args.action} JOB.py",
             where=Where(job=name),
         )
-    stored = open_job(root, name)
-    chosen = [(spec.name, transacts) for spec in outputs_of(plan) if (transacts := spec.sink.transacts) is not None]
-    names = [each for each, _ in chosen]
+    stored_job = open_job(root, name)
+    transactional_sinks = [
+        (spec.name, transacts) for spec in outputs_of(plan) if (transacts := spec.sink.transacts) is not None
+    ]
+    names = [each for each, _ in transactional_sinks]
     if args.sink is not None and args.sink not in names:
         raise ConfigError(
             f"job {name!r} has no sink {args.sink!r} with transactions",
@@ -160,12 +162,12 @@ def _looked(args: argparse.Namespace) -> tuple[Stored, list[Found]]:
             next_step=f"use one of {', '.join(names)}" if names else "such are sinks of hf.Kafka; this job has none",
             where=Where(job=name),
         )
-    found = []
-    for each, transacts in chosen:
+    sinks = []
+    for each, transacts in transactional_sinks:
         if args.sink in (None, each):
-            transactions = transacts.transactions(stored.job.uuid, each)
-            found.append(Found(each, transactions, transactions.hidden()))
-    return stored, found
+            transactions = transacts.transactions(stored_job.job.uuid, each)
+            sinks.append(SinkTransactions(each, transactions, transactions.hidden()))
+    return stored_job, sinks
 
 
 def _refuse_running(stored: Stored) -> None:
@@ -181,7 +183,7 @@ def _refuse_running(stored: Stored) -> None:
         )
 
 
-def _left(done: Sequence[Found]) -> list[Found]:
+def _left(done: Sequence[SinkTransactions]) -> list[SinkTransactions]:
     """Return rows that a transaction from before still hides, once aborts had time to take effect."""
     until = time.monotonic() + GONE_WITHIN_S
     while True:
@@ -189,13 +191,13 @@ def _left(done: Sequence[Found]) -> list[Found]:
         for each in done:
             before = {(one.topic, one.partition, one.first) for one in each.hidden}
             now = [one for one in each.transactions.hidden() if (one.topic, one.partition, one.first) in before]
-            left += [Found(each.sink, each.transactions, now)] if now else []
+            left += [SinkTransactions(each.sink, each.transactions, now)] if now else []
         if not left or time.monotonic() >= until:
             return left
         time.sleep(LOOK_EVERY_S)
 
 
-def _print(job: str, found: Sequence[Found]) -> None:
+def _print(job: str, found: Sequence[SinkTransactions]) -> None:
     if not found:
         print(f"{job} has no sink with transactions")
         return

@@ -17,7 +17,7 @@ from holdfast.runtime.cli.replay.given import job_and_code, place, plain, shown
 from holdfast.runtime.cli.reporting import advise, print_json
 from holdfast.runtime.cli.start.jobfile import function_of
 from holdfast.runtime.inspect.stored import LATEST, Stored, checkpoint_of
-from holdfast.runtime.replay.bisecting import Condition, Culprit, Found, culprit, expression, first_bad, function
+from holdfast.runtime.replay.bisecting import BisectResult, Condition, Culprit, culprit, expression, first_bad, function
 from holdfast.runtime.replay.sources import NOT_REPLAYED
 
 
@@ -51,30 +51,30 @@ def handle(args: argparse.Namespace) -> int:
     """Find checkpoint and record. Exit status: 0 found."""
     condition = _condition(args.check)
     with ExitStack() as within:
-        stored, code = job_and_code(args, within)
-        good, bad = _ends(args, stored)
-        found = first_bad(stored, condition, good, bad)
+        stored_job, code = job_and_code(args, within)
+        good, bad = _ends(args, stored_job)
+        bisection = first_bad(stored_job, condition, good, bad)
         record: Culprit | None = None
         why_not = None
         try:
-            record = culprit(code, stored, found, condition)
+            record = culprit(code, stored_job, bisection, condition)
         except HoldfastError as error:
             why_not = error.what
     if record is None and why_not is None:
         why_not = "the replay of the epoch does not fail: see holdfast check, and whether the code has changed"
     if args.json:
-        print_json(_as_json(stored, found, record, why_not))
+        print_json(_as_json(stored_job, bisection, record, why_not))
         return 0
     print(
-        f"{found.bad} is the first checkpoint that fails, of {text.moment(found.at)}; {found.good} holds "
-        f"({text.plural(found.read, 'checkpoint')} read)"
+        f"{bisection.bad} is the first checkpoint that fails, of {text.moment(bisection.at)}; {bisection.good} holds "
+        f"({text.plural(bisection.read, 'checkpoint')} read)"
     )
-    if found.failure.operator is not None:
-        print(f"  {found.failure.operator}: {shown(found.failure.row)}")
+    if bisection.failure.operator is not None:
+        print(f"  {bisection.failure.operator}: {shown(bisection.failure.row)}")
     if record is not None:
         print(f"record {place(record.at)}: {shown(record.record)}")
-    if found.changed:
-        print(f"the code of the job changed between epochs {found.good} and {found.bad}")
+    if bisection.changed:
+        print(f"the code of the job changed between epochs {bisection.good} and {bisection.bad}")
     if why_not is not None:
         advise(f"no record was found: {why_not}")
     return 0
@@ -105,7 +105,7 @@ def _ends(args: argparse.Namespace, stored: Stored) -> tuple[Completed, Complete
     return good, bad
 
 
-def _as_json(stored: Stored, found: Found, record: Culprit | None, why_not: str | None) -> dict[str, Any]:
+def _as_json(stored: Stored, found: BisectResult, record: Culprit | None, why_not: str | None) -> dict[str, Any]:
     at = None if record is None else record.at
     return {
         "job": stored.name,

@@ -43,20 +43,20 @@ def handle(args: argparse.Namespace) -> int:
     """Replay and compare. Exit status: 0 equal, 4 something differs."""
     positive(args.epochs, "--epochs")
     with ExitStack() as within:
-        stored, code = job_and_code(args, within)
-        epochs = newest(stored, args.epochs)
+        stored_job, code = job_and_code(args, within)
+        epochs = newest(stored_job, args.epochs)
         if not epochs:
             raise ConfigError(
-                f"job {stored.name!r} has no epoch whose beginning is retained",
+                f"job {stored_job.name!r} has no epoch whose beginning is retained",
                 not_done=NOT_REPLAYED,
-                next_step=f"wait for two checkpoints, or keep more: holdfast checkpoints list {stored.name}",
-                where=Where(job=stored.name),
+                next_step=f"wait for two checkpoints, or keep more: holdfast checkpoints list {stored_job.name}",
+                where=Where(job=stored_job.name),
             )
         announce(epochs)
         proofs = list(zip(epochs, checked(code, epochs), strict=True))
     if args.json:
         shown = [{"epoch": e.manifest.epoch, "records": e.records} | proof_as_json(proof) for e, proof in proofs]
-        print_json({"job": stored.name, "epochs": shown})
+        print_json({"job": stored_job.name, "epochs": shown})
     else:
         rows = [(e.manifest.epoch, f"{e.records:,}", verdict_of(proof)) for e, proof in proofs]
         print(text.table(("epoch", "records", "replay"), rows))

@@ -35,7 +35,7 @@ from holdfast.runtime.plan.model import SinkSpec
 from holdfast.runtime.replay.epochs import Replayable, can_begin, newest, replayable
 from holdfast.runtime.replay.player import Code
 from holdfast.runtime.replay.sources import NOT_REPLAYED
-from holdfast.runtime.replay.why import Cause, Explained, Watch, WatchedRows, WatchedState, explained
+from holdfast.runtime.replay.why import Cause, Explained, ReplayWatch, WatchedRows, WatchedState, explained
 
 EPOCHS, LIMIT = 3, 20
 
@@ -75,40 +75,46 @@ def handle(args: argparse.Namespace) -> int:
     positive(args.epochs, "--epochs")
     positive(args.limit, "--limit")
     with ExitStack() as within:
-        stored, code = job_and_code(args, within)
-        watch, epochs = _watched(args, stored, code)
+        stored_job, code = job_and_code(args, within)
+        watch, epochs = _watched(args, stored_job, code)
         announce(epochs)
-        found = [explained(code, epoch, watch, args.limit) for epoch in epochs]
+        explanations = [explained(code, epoch, watch, args.limit) for epoch in epochs]
     if args.json:
         kind = "operator" if isinstance(watch, WatchedState) else "sink"
-        epochs_shown = [_as_json(each) for each in found]
-        print_json({"job": stored.name, "kind": kind, "name": args.name, "key": args.key, "epochs": epochs_shown})
+        epochs_shown = [_as_json(each) for each in explanations]
+        print_json({"job": stored_job.name, "kind": kind, "name": args.name, "key": args.key, "epochs": epochs_shown})
         return 0
-    for each in found:
+    for each in explanations:
         print(_render(args, each))
         print()
-    if not any(each.causes for each in found):
-        replayed = f"in the {text.plural(len(found), 'epoch')} that {'was' if len(found) == 1 else 'were'} replayed"
-        advise(f"no record changed {args.name}, key {args.key}, {replayed if found else 'in any retained checkpoint'}")
+    if not any(each.causes for each in explanations):
+        extent = (
+            f"in the {text.plural(len(explanations), 'epoch')} that "
+            f"{'was' if len(explanations) == 1 else 'were'} "
+            "replayed"
+        )
+        advise(
+            f"no record changed {args.name}, key {args.key}, {extent if explanations else 'in any retained checkpoint'}"
+        )
     return 0
 
 
-def _watched(args: argparse.Namespace, stored: Stored, code: Code) -> tuple[Watch, list[Replayable]]:
+def _watched(args: argparse.Namespace, stored: Stored, code: Code) -> tuple[ReplayWatch, list[Replayable]]:
     """Return what is watched, and the epochs to replay, oldest first."""
     operators = _operators(stored)
     sinks = {spec.name: spec for spec in code.plan.sinks}
     if args.name in operators:
-        watch: Watch = WatchedState(args.name, args.key)
+        watch: ReplayWatch = WatchedState(args.name, args.key)
         return watch, _chosen(args, stored) if args.at is not None else list(_changed(args, stored))
     if args.name in sinks:
         spec = sinks[args.name]
         watch = WatchedRows(args.name, _columns(spec, args.key), spec.upsert_key is not None)
         return watch, _chosen(args, stored) if args.at is not None else newest(stored, args.epochs)
-    known = sorted({*operators, *sinks})
+    names = sorted({*operators, *sinks})
     raise ConfigError(
         f"job {stored.name!r} has no operator or sink {args.name!r}",
         not_done=NOT_REPLAYED,
-        next_step=f"use one of {', '.join(known)}" if known else "wait for its first checkpoint",
+        next_step=f"use one of {', '.join(names)}" if names else "wait for its first checkpoint",
         where=Where(job=stored.name),
     )
 

@@ -47,11 +47,11 @@ def handle(args: argparse.Namespace) -> int:
     """
     from holdfast.runtime.capture.capturer import capturer_of
 
-    name, captured = _chosen(load(args.file, args.app), args.source)
-    capturer = capturer_of(captured)
-    report = partial(report_event, args, name, partial(capturer.line, name, captured))
+    name, capture_spec = _chosen(load(args.file, args.app), args.source)
+    capturer = capturer_of(capture_spec)
+    report = partial(report_event, args, name, partial(capturer.line, name, capture_spec))
     try:
-        counts = capturer.capture(captured, report)
+        counts = capturer.capture(capture_spec, report)
     except NotAdmitted as error:  # a process that has captured before waits; this one has never begun
         raise ConfigError(error.what, not_done=error.not_done, next_step=error.next_step, where=error.where) from error
     report({"event": "stopped", **counts})
@@ -66,28 +66,28 @@ def _chosen(app: App, wanted: str | None) -> tuple[str, Captured]:
     """
 
     captured = {spec.name: spec.source.captured for spec in app.plan().sources}
-    found = {name: what for name, what in captured.items() if what is not None}
-    names = ", ".join(found)
-    if not found:
+    captures = {name: what for name, what in captured.items() if what is not None}
+    names = ", ".join(captures)
+    if not captures:
         raise ConfigError(
             f"app {app.name!r} has no source that is captured",
             not_done=_NOTHING,
             next_step='read one: app.source("payments", hf.Webhook("127.0.0.1:8080", hf.Log("data/pay"), Payment))',
         )
-    if wanted is None and len(found) > 1:
+    if wanted is None and len(captures) > 1:
         raise ConfigError(
             f"app {app.name!r} has several sources that are captured: {names}",
             not_done=_NOTHING,
-            next_step=f"run one process for each: --source {next(iter(found))}",
+            next_step=f"run one process for each: --source {next(iter(captures))}",
         )
-    if wanted is not None and wanted not in found:
+    if wanted is not None and wanted not in captures:
         raise ConfigError(
             f"app {app.name!r} has no source {wanted!r} that is captured",
             not_done=_NOTHING,
             next_step=f"give one of {names}",
         )
-    name = next(iter(found)) if wanted is None else wanted
-    return name, found[name]
+    name = next(iter(captures)) if wanted is None else wanted
+    return name, captures[name]
 
 
 def report_event(args: argparse.Namespace, name: str, line: Callable[[Event], str], event: Event) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from holdfast.runtime.cli import text
 from holdfast.runtime.cli.arguments import add_command
 from holdfast.runtime.cli.reporting import advise, print_json
-from holdfast.runtime.sources.listed import SINK, SOURCE, Listed, listed
+from holdfast.runtime.sources.listed import SINK, SOURCE, ListedConnector, listed
 
 _HEADERS = ("name", "side", "class", "package", "library", "traits")
 
@@ -28,18 +28,18 @@ def add_parser(subparsers: Any) -> None:
 
 def handle(args: argparse.Namespace) -> int:
     """List the connectors. Exit status: 0, also if one cannot be used."""
-    found = listed()
+    connectors = listed()
     if args.json:
-        print_json([_as_json(each) for each in found])
+        print_json([_as_json(each) for each in connectors])
         return 0
-    print(text.table(_HEADERS, [row for each in found for row in _rows(each)]))
-    for each in found:
+    print(text.table(_HEADERS, [row for each in connectors for row in _rows(each)]))
+    for each in connectors:
         if each.problem is not None:
             advise(f"\n{each.installed.name} cannot be used: {each.problem}.\nNext: {each.next}")
     return 0
 
 
-def _as_json(each: Listed) -> dict[str, Any]:
+def _as_json(each: ListedConnector) -> dict[str, Any]:
     at, library = each.installed, each.library
     sides = {side: {"traits": each.sides[side]} if side in each.sides else None for side in (SOURCE, SINK)}
     return {
@@ -54,7 +54,7 @@ def _as_json(each: Listed) -> dict[str, Any]:
     }
 
 
-def _rows(each: Listed) -> Iterator[tuple[str | None, ...]]:
+def _rows(each: ListedConnector) -> Iterator[tuple[str | None, ...]]:
     at, library = each.installed, each.library
     package = " ".join(filter(None, (at.package, at.version)))
     made_with = None if library is None else f"{library.name} {each.version or text.UNKNOWN}"

@@ -34,7 +34,7 @@ from holdfast.errors import ConfigError, HoldfastError, JobFailed
 from holdfast.runtime.cli import text
 from holdfast.runtime.cli.arguments import add_command
 from holdfast.runtime.cli.reporting import print_json
-from holdfast.runtime.cli.start.demo_kill import InLog, Kill, Progress, kill_one, unproven
+from holdfast.runtime.cli.start.demo_kill import DemoKill, InLog, ProgressLine, kill_one, unproven
 from holdfast.runtime.config.settings import CONTINUOUS, MICROBATCH
 from holdfast.runtime.wire.processes import signal_all
 from holdfast.storage.log.log import LogReader
@@ -51,17 +51,17 @@ Run the flights job on real data, kill one of its workers in the middle, and che
 exit status: 0 verified, 1 not verified, 7 the job failed"""
 
 
-_PROGRESS = msgspec.json.Decoder(Progress)
+_PROGRESS = msgspec.json.Decoder(ProgressLine)
 
 
 @dataclass
-class Run:
+class DemoRun:
     """Facts known of the run so far."""
 
     folder: Path
     mode: str = CONTINUOUS
-    last: Progress = field(default_factory=Progress)
-    kill: Kill | None = None
+    last: ProgressLine = field(default_factory=ProgressLine)
+    kill: DemoKill | None = None
     shown_at: float = 0.0
     shown: str = ""
     """The last line of progress."""
@@ -90,7 +90,7 @@ def demo(args: argparse.Namespace) -> int:
     _check_least("--kill-at", args.kill_at)
     total = prepare(args.folder, args.kill_at)
     kill_at = args.kill_at if args.kill_at is not None else total // 2
-    run = Run(args.folder, args.mode)
+    run = DemoRun(args.folder, args.mode)
     with job(run, args.max_records_per_second) as process:
         assert process.stdout is not None
         watch(run, process, process.stdout, kill_at, total)
@@ -162,7 +162,7 @@ def _check_ours(folder: Path) -> None:
 
 
 @contextmanager
-def job(run: Run, records_per_s: int) -> Iterator[subprocess.Popen[str]]:
+def job(run: DemoRun, records_per_s: int) -> Iterator[subprocess.Popen[str]]:
     """Start the job; end it, with everything below it, when it takes too long or the demo is interrupted."""
     code = Path(str(files("holdfast.examples").joinpath("flights.py")))
     command = [sys.executable, "-m", "holdfast.runtime.cli.main", "run", str(code), "--root", str(run.folder / "root")]
@@ -185,7 +185,7 @@ def job(run: Run, records_per_s: int) -> Iterator[subprocess.Popen[str]]:
                 process.wait()
 
 
-def watch(run: Run, process: subprocess.Popen[str], lines: IO[str], kill_at: int, total: int) -> None:
+def watch(run: DemoRun, process: subprocess.Popen[str], lines: IO[str], kill_at: int, total: int) -> None:
     """Follow the job to its end; kill one worker on the way."""
     for line in lines:
         if not line.startswith("{"):
@@ -206,7 +206,7 @@ def in_log(folder: Path) -> InLog:
     return InLog(0, 0) if read is None else InLog(read.generation, read.base_epoch)
 
 
-def show(run: Run, total: int) -> None:
+def show(run: DemoRun, total: int) -> None:
     """One line of progress: rewritten on a terminal; elsewhere every few seconds, if there is news."""
     now, terminal, text = time.monotonic(), sys.stderr.isatty(), progress_of(run, total)
     if not terminal and (now - run.shown_at < LINE_EVERY_S or text == run.shown):
@@ -215,7 +215,7 @@ def show(run: Run, total: int) -> None:
     print(f"\r\x1b[K{text}" if terminal else text, end="" if terminal else "\n", file=sys.stderr, flush=True)
 
 
-def progress_of(run: Run, total: int) -> str:
+def progress_of(run: DemoRun, total: int) -> str:
     """Return the line of progress."""
     p = run.last
     if p.records_in is None:
@@ -225,7 +225,7 @@ def progress_of(run: Run, total: int) -> str:
     return "{} of {:,}  {}/s  epoch {}  lag {}  generation {}{}".format(known[0], total, *known[1:], killed)
 
 
-def report(run: Run, total: int, as_json: bool) -> int:
+def report(run: DemoRun, total: int, as_json: bool) -> int:
     """Check the result and print the events; return exit status 0 or 1."""
     from holdfast.examples import flights_hours_oracle, flights_oracle
 
@@ -257,26 +257,26 @@ def report(run: Run, total: int, as_json: bool) -> int:
 
 def describe(result: dict[str, Any]) -> str:
     """Return the result as lines of text."""
-    rows, killed, took = result["rows_out"], result["killed"], result["recovery_ms"]
+    rows, kill, took = result["rows_out"], result["killed"], result["recovery_ms"]
     lines = [
         f"records in   {result['records_in']:,}, in {text.plural(result['epochs'], 'epoch')}",
         f"rows out     {', '.join(f'{count:,} {output}' for output, count in rows.items())}",
         f"late         {result['late']:,}, in a separate output; all other records are in their hour",
         f"unknown      {text.plural(result['unknown_airports'], 'event')} at airports missing from the list, copied",
     ]
-    if killed is not None:
-        lines.append(f"killed       {killed['what']}, pid {killed['pid']}, at record {killed['at_records']:,}")
+    if kill is not None:
+        lines.append(f"killed       {kill['what']}, pid {kill['pid']}, at record {kill['at_records']:,}")
         after = "unknown time" if took is None else f"{took / 1000:.2f} s"
-        how = f"after {after}, generation {killed['generation']} to {result['generation']}"
-        if killed["generation"] == result["generation"]:
-            how = f"epochs after {killed['epoch']:,} were completed"
-        lines.append(f"recovered    {how if killed['recovered'] else 'not shown'}")
+        how = f"after {after}, generation {kill['generation']} to {result['generation']}"
+        if kill["generation"] == result["generation"]:
+            how = f"epochs after {kill['epoch']:,} were completed"
+        lines.append(f"recovered    {how if kill['recovered'] else 'not shown'}")
     lines += [f"problem      {problem}" for problem in result["problems"][:TAIL_LINES]]
     verdict = "verified: every row of every output is correct" if result["verified"] else "NOT verified"
     return "\n".join([*lines, f"result       {verdict}"])
 
 
-def failed(run: Run, status: int) -> HoldfastError:
+def failed(run: DemoRun, status: int) -> HoldfastError:
     """Return the error to raise for a job that did not finish."""
     if run.too_long:
         records = run.last.records_in
@@ -300,6 +300,6 @@ def _checkpoints(folder: Path) -> int:
     return sum(msgspec.json.decode(record.read_bytes())["body"]["kind"] == "CheckpointCompleted" for record in records)
 
 
-def _end_late(run: Run, process: subprocess.Popen[str]) -> None:
+def _end_late(run: DemoRun, process: subprocess.Popen[str]) -> None:
     run.too_long = True
     signal_all(process, signal.SIGKILL)

@@ -47,7 +47,7 @@ class WorkerSeen(msgspec.Struct):
     subtasks: list[int] = []
 
 
-class Restart(msgspec.Struct):
+class ProgressRestart(msgspec.Struct):
     """A recovery in a line of progress."""
 
     at: str | float | int | None = None
@@ -55,7 +55,7 @@ class Restart(msgspec.Struct):
     recovery_ms: float | None = None
 
 
-class Progress(msgspec.Struct):
+class ProgressLine(msgspec.Struct):
     """One line of `holdfast run --progress json`; unknown = None."""
 
     state: str | None = None
@@ -65,11 +65,11 @@ class Progress(msgspec.Struct):
     lag: int | None = None
     generation: int | None = None
     workers: list[WorkerSeen] = []
-    restarts: list[Restart] = []
+    restarts: list[ProgressRestart] = []
 
 
 @dataclass
-class Kill:
+class DemoKill:
     """The fault of the demo, and the proof that it happened."""
 
     what: str
@@ -84,7 +84,7 @@ class Kill:
     """The newest epoch that was complete when the process had been killed."""
     mode: str = CONTINUOUS
 
-    def look(self, now: Progress) -> None:
+    def look(self, now: ProgressLine) -> None:
         """Take a line of progress that is read after the kill; it may have been written before.
 
         In microbatch mode the next epoch may have been complete but for its record when its task was killed; the one
@@ -98,7 +98,9 @@ class Kill:
             self.recovered = True
 
 
-def kill_one(progress: Progress, job_pid: int, in_log: Callable[[], InLog], mode: str = CONTINUOUS) -> Kill | None:
+def kill_one(
+    progress: ProgressLine, job_pid: int, in_log: Callable[[], InLog], mode: str = CONTINUOUS
+) -> DemoKill | None:
     """SIGKILL a worker with a subtask, or the process of a task, and wait for its end; None if none is known yet.
 
     Args:
@@ -116,24 +118,24 @@ def kill_one(progress: Progress, job_pid: int, in_log: Callable[[], InLog], mode
     except psutil.NoSuchProcess:
         return None
     epoch = in_log().epoch
-    return Kill(what, victim.pid, progress.records_in or 0, generation, _gone(victim), epoch=epoch, mode=mode)
+    return DemoKill(what, victim.pid, progress.records_in or 0, generation, _gone(victim), epoch=epoch, mode=mode)
 
 
-def unproven(kill: Kill | None, last: Progress) -> list[str]:
+def unproven(kill: DemoKill | None, last: ProgressLine) -> list[str]:
     """Return why the run does not prove recovery from a killed process."""
     if kill is None:
         return ["no process was killed: the run proves nothing about failures"]
-    stayed = f"no records were read after the kill in a generation above {kill.generation}"
+    shortfall = f"no records were read after the kill in a generation above {kill.generation}"
     if kill.mode == MICROBATCH:
-        stayed = f"no epoch that began after the kill, behind epoch {kill.epoch}, was completed with more records"
+        shortfall = f"no epoch that began after the kill, behind epoch {kill.epoch}, was completed with more records"
     missing = {
         f"pid {kill.pid} outlived SIGKILL by {GONE_LIMIT_S} s": not kill.gone,
-        f"{stayed}; the last is {last.epoch if kill.mode == MICROBATCH else last.generation}": not kill.recovered,
+        f"{shortfall}; the last is {last.epoch if kill.mode == MICROBATCH else last.generation}": not kill.recovered,
     }
     return [problem for problem, holds in missing.items() if holds]
 
 
-def _worker(progress: Progress, job_pid: int) -> tuple[str, psutil.Process] | None:
+def _worker(progress: ProgressLine, job_pid: int) -> tuple[str, psutil.Process] | None:
     for worker in progress.workers:
         if worker.pid is None or not worker.subtasks:
             continue
@@ -164,16 +166,16 @@ def _task_processes(job_pid: int) -> list[psutil.Process]:
         below = psutil.Process(job_pid).children(recursive=True)
     except psutil.Error:
         return []
-    found: list[tuple[psutil.Process, int]] = []
+    python_processes: list[tuple[psutil.Process, int]] = []
     for process in below:
         try:
             if DAEMON in process.cmdline():
-                found.append((process, process.ppid()))
+                python_processes.append((process, process.ppid()))
         except psutil.Error:
             continue
-    parents = {process.pid: parent for process, parent in found}
+    parents = {process.pid: parent for process, parent in python_processes}
     daemons = {pid for pid, parent in parents.items() if parent not in parents}
-    return [process for process, parent in found if parent in daemons]
+    return [process for process, parent in python_processes if parent in daemons]
 
 
 def _used_s(process: psutil.Process) -> float:

@@ -81,12 +81,12 @@ def handle(args: argparse.Namespace) -> int:
                 print(f"{check.state:<5} {check.name:<15} {check.found}", flush=True)
                 if check.next:
                     print(f"{'':<21} next: {check.next}", flush=True)
-    failed = [check for check in checks if check.state == "fail"]
+    failures = [check for check in checks if check.state == "fail"]
     if args.json:
-        print_json({"ok": not failed, "checks": [asdict(check) for check in checks]})
-    elif failed:
-        advise(f"\n{text.plural(len(failed), 'check')} failed; jobs will not run until this is fixed")
-    return failed[0].exit_status if failed else 0
+        print_json({"ok": not failures, "checks": [asdict(check) for check in checks]})
+    elif failures:
+        advise(f"\n{text.plural(len(failures), 'check')} failed; jobs will not run until this is fixed")
+    return failures[0].exit_status if failures else 0
 
 
 def _job(args: argparse.Namespace) -> Iterator[Check]:
@@ -98,11 +98,13 @@ def _job(args: argparse.Namespace) -> Iterator[Check]:
 
 def python() -> Iterator[Check]:
     """Check the interpreter; executors need the same minor version."""
-    found = f"{platform.python_version()} at {sys.executable}"
+    interpreter = f"{platform.python_version()} at {sys.executable}"
     if PYTHON_OLDEST <= sys.version_info[:2] <= PYTHON_NEWEST:
-        yield Check("python", "ok", found)
+        yield Check("python", "ok", interpreter)
     else:
-        yield Check("python", "warn", f"{found}, which Holdfast is not tested with", "use Python 3.11, 3.12 or 3.13")
+        yield Check(
+            "python", "warn", f"{interpreter}, which Holdfast is not tested with", "use Python 3.11, 3.12 or 3.13"
+        )
 
 
 def java() -> Iterator[Check]:
@@ -130,14 +132,14 @@ def _spark_starts() -> Check:
         return Check("spark", "fail", "pyspark is not installed", "pip install pyspark")
     launcher = Path(os.environ.get("SPARK_HOME") or Path(spec.origin).parent) / "bin" / "spark-submit"
     try:
-        said = subprocess.run(
+        outcome = subprocess.run(
             [str(launcher), "--version"], capture_output=True, text=True, check=False, timeout=SPARK_LIMIT_S
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return Check("spark", "fail", f"{launcher} does not start: {error}", "check SPARK_HOME, or unset it")
-    version = re.search(r"version (\S+)", said.stderr)
-    if said.returncode != 0 or version is None:
-        last = (said.stderr.strip().splitlines() or ["no output"])[-1]
+    version = re.search(r"version (\S+)", outcome.stderr)
+    if outcome.returncode != 0 or version is None:
+        last = (outcome.stderr.strip().splitlines() or ["no output"])[-1]
         return Check("spark", "fail", f"{launcher} --version failed: {last}", _JAVA_ADVICE)
     return Check("spark", "ok", f"version {version[1]} starts with this Java ({launcher})")
 
@@ -194,7 +196,7 @@ def storage(root: str) -> Iterator[Check]:
     from holdfast.storage.probe import prove
 
     local = None if "://" in root else Path(root).absolute()
-    existed = local is None or local.exists()
+    had_folder = local is None or local.exists()
     try:
         store = open_objects(root)
         prove(store, repr(store), not_done="nothing was changed")
@@ -206,7 +208,7 @@ def storage(root: str) -> Iterator[Check]:
     except HoldfastError as error:
         yield Check("root", "fail", error.what, error.next_step, settled(error).exit_status)
     finally:
-        if local is not None and not existed and local.is_dir() and not any(local.iterdir()):
+        if local is not None and not had_folder and local.is_dir() and not any(local.iterdir()):
             local.rmdir()
 
 
@@ -249,9 +251,9 @@ def machine() -> Iterator[Check]:
 
 def _free_space(name: str, folder: Path) -> Check:
     free = shutil.disk_usage(folder).free
-    found = f"{text.size(free)} free at {folder}"
+    free_space = f"{text.size(free)} free at {folder}"
     if free < DISK_LEAST:
-        return Check(name, "fail", found, "free some space")
+        return Check(name, "fail", free_space, "free some space")
     if free < DISK_GOOD:
-        return Check(name, "warn", found, "free some space before state grows")
-    return Check(name, "ok", found)
+        return Check(name, "warn", free_space, "free some space before state grows")
+    return Check(name, "ok", free_space)

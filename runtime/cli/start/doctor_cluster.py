@@ -44,23 +44,23 @@ def cluster(master: str | None, environment: Mapping[str, str], reported: Mappin
         told: From `spark_defaults`.
     """
     keys = environment.get("HOLDFAST_MASTER"), reported.get("spark.holdfast.master"), reported.get("spark.master")
-    chosen = master or next((key for key in keys if key), None) or "local"
+    spark_master = master or next((key for key in keys if key), None) or "local"
     tls = environment.get("HOLDFAST_TLS") or reported.get("spark.holdfast.tls") or "auto"
-    if chosen == "local" or chosen.startswith(("local[", "local-cluster[")):
-        yield Check("spark traffic", "ok", f"master {chosen}: everything stays on this machine")
+    if spark_master == "local" or spark_master.startswith(("local[", "local-cluster[")):
+        yield Check("spark traffic", "ok", f"master {spark_master}: everything stays on this machine")
         return
-    yield from _reached(chosen)
+    yield from _reached(spark_master)
     missing = [key for key in _PROTECTS if reported.get(key, "false").lower() != "true"]
     if missing:
         yield Check(
             "spark traffic",
             "warn",
-            f"master {chosen}: {' and '.join(missing)} not set in spark-defaults.conf, so "
+            f"master {spark_master}: {' and '.join(missing)} not set in spark-defaults.conf, so "
             "anyone who can read Spark's traffic learns the secret of a run, and anyone who can connect can run code",
             f"set {' and '.join(f'{key}=true' for key in missing)} there, and Spark's secret on every machine",
         )
     else:
-        yield Check("spark traffic", "ok", f"master {chosen}: authenticated and encrypted")
+        yield Check("spark traffic", "ok", f"master {spark_master}: authenticated and encrypted")
     if tls == "off":
         yield Check("streams", "warn", "tls=off: records cross the network in the clear", "unset HOLDFAST_TLS: auto")
     elif find_spec("cryptography") is None:
@@ -73,13 +73,13 @@ def cluster(master: str | None, environment: Mapping[str, str], reported: Mappin
 def _reached(master: str) -> Iterator[Check]:
     """Connect to the master if its URL contains an address."""
     try:
-        known, why = addresses(master) is not None, unreached(master)
+        has_address, why = addresses(master) is not None, unreached(master)
     except ConfigError as error:
         yield Check("spark master", "fail", error.what, error.next_step)
         return
     if why is not None:
         yield Check("spark master", "fail", f"{master} accepts no connection ({why})", "start it, or correct the URL")
-    elif known:
+    elif has_address:
         yield Check("spark master", "ok", f"{master} accepts connections")
 
 

@@ -34,7 +34,7 @@ from holdfast.runtime.execution.targets import at_a_start
 from holdfast.runtime.inspect.stored import read_live
 from holdfast.runtime.job.live import Problem
 from holdfast.runtime.job.status import RECORDS_AT_RISK, STALE_AFTER_MS, records_at_risk
-from holdfast.runtime.plan.loss import Look, at_risk
+from holdfast.runtime.plan.loss import PartitionLook, at_risk
 from holdfast.runtime.plan.model import SinkSpec, SourceSpec
 from holdfast.runtime.plan.source import Captured
 from holdfast.runtime.plan.topic import outputs_of
@@ -118,7 +118,7 @@ def _kept(spec: SourceSpec, folder: str, within_s: float) -> Iterator[Check]:
             with closing(spec.source.open()) as opened:
                 kept = opened.kept(within_s)
             positions = {at.partition: at.offset for at in manifest.positions if at.source == spec.name}
-            looks = {each: Look(0.0, positions[each], kept[each]) for each in kept if each in positions}
+            looks = {each: PartitionLook(0.0, positions[each], kept[each]) for each in kept if each in positions}
             risks = {(spec.name, each): at_risk(None, look, within_s) for each, look in looks.items()}
             problems = records_at_risk({place: risk for place, risk in risks.items() if risk is not None}, within_s)
     except HoldfastError as error:
@@ -146,17 +146,17 @@ def _found_by_driver(store: ObjectStore, log: Job) -> list[Problem] | None:
 def _capture(name: str, of: Captured) -> Iterator[Check]:
     """Check the capture that fills the log of a source, if there is one."""
     try:
-        found = capturer_of(of).probe(of, open_objects(of.log, writable=False))
+        probe_result = capturer_of(of).probe(of, open_objects(of.log, writable=False))
     except HoldfastError as error:
         yield _failed(name, error)
         return
-    if found is not None:
-        yield Check(name, "ok", found)
+    if probe_result is not None:
+        yield Check(name, "ok", probe_result)
 
 
 def _sink(spec: SinkSpec, name: str, folder: str) -> str:
-    found = spec.sink.probe(spec.schema, spec.upsert_key)
+    probe_result = spec.sink.probe(spec.schema, spec.upsert_key)
     if spec.sink.traits.exclusive:
         log = Repository(open_objects(folder, writable=False)).read_log()
         refuse(rivals.refusal(name, log, [spec], read_holdings(log, [spec])))
-    return found
+    return probe_result

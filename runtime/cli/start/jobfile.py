@@ -70,12 +70,12 @@ def function_of(path: str, name: str) -> Callable[..., Any]:
         raise ConfigError(
             f"{path} is not a file", not_done=_NOT_LOADED, next_step=f"give a Python file with a function {name}"
         )
-    found: Callable[..., Any] | None = getattr(_execute(file.absolute()), name, None)
-    if not callable(found):
+    function: Callable[..., Any] | None = getattr(_execute(file.absolute()), name, None)
+    if not callable(function):
         raise ConfigError(
             f"{path} has no function {name}", not_done=_NOT_LOADED, next_step=f"define it: def {name}(state): ..."
         )
-    return found
+    return function
 
 
 def refuse_while_loading() -> None:
@@ -104,7 +104,7 @@ def ship_by_value(folder: Path, *, local: bool = False) -> tuple[JobModule, ...]
     from holdfast.runtime.plan.code import JobModule
 
     main = sys.modules["__main__"]
-    shipped = [main] if _lies_in(main, folder) or not hasattr(main, "__file__") else []
+    modules = [main] if _lies_in(main, folder) or not hasattr(main, "__file__") else []
     for name, module in list(sys.modules.items()):
         if "." not in name and name not in ("holdfast", "__main__") and _lies_in(module, folder):
             if local:
@@ -112,8 +112,8 @@ def ship_by_value(folder: Path, *, local: bool = False) -> tuple[JobModule, ...]
             else:
                 _send_by_value(module)
             if not hasattr(module, "__path__"):
-                shipped.append(module)
-    return tuple(map(JobModule, shipped))
+                modules.append(module)
+    return tuple(map(JobModule, modules))
 
 
 def _prepare_spark(module: ModuleType) -> None:
@@ -171,11 +171,11 @@ def _of_import(error: ImportError) -> HoldfastError | None:
     """Return the error for `from holdfast import NAME` if this version lacks the name; None for other import errors."""
     import holdfast
 
-    named = _NOT_IMPORTED.match(str(error))
-    if error.name != "holdfast" or named is None:
+    match = _NOT_IMPORTED.match(str(error))
+    if error.name != "holdfast" or match is None:
         return None
     try:
-        getattr(holdfast, named[1])
+        getattr(holdfast, match[1])
     except HoldfastError as lacking:
         return lacking
     except AttributeError:

@@ -64,13 +64,13 @@ def handle(args: argparse.Namespace) -> int:
     job = repository.read_log()
     manifest = repository.load_manifest(job.completed[-1].body.manifest) if job is not None and job.completed else None
     known = () if manifest is None else manifest.operators
-    given = given_up(plan, known, args.drop_state)
-    plan = numbered(plan, known, given)
-    against = plan_changes.changes(plan, settings, job, manifest, repository.records, given)
+    dropped_state = given_up(plan, known, args.drop_state)
+    plan = numbered(plan, known, dropped_state)
+    against = plan_changes.changes(plan, settings, job, manifest, repository.records, dropped_state)
     if job is None or not job.finished:  # a finished job does not start again, so nothing can obstruct it
         against["refused"] += obstacles(plan, settings, () if manifest is None else manifest.positions)
         against["refused"] += _as_json(fork_targets.refusals(plan.app, facts.outputs, repository.origins()))
-    for warning in (*misspelt(os.environ), *given.advice()):
+    for warning in (*misspelt(os.environ), *dropped_state.advice()):
         advise(f"Warning: {warning}")
     if args.json:
         print_json({**describe(plan), "settings": settings.describe(), "changes": against})
@@ -107,13 +107,13 @@ def obstacles(plan: Plan, settings: Settings, positions: Iterable[SourcePosition
     Args:
         positions: The source positions of the last checkpoint.
     """
-    found, positions = [], tuple(positions)
+    problems, positions = [], tuple(positions)
     store = open_objects(join(settings.root, plan.app), writable=False)
     if isinstance(store, LocalObjects):
         there = next(folder for folder in (store.root, *store.root.parents) if folder.exists())
         if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
             fault = "is not writable" if there.is_dir() else "is a file"
-            found.append(
+            problems.append(
                 {
                     "what": f"{there} {fault}, and the root {settings.root} needs a folder there",
                     "next": "give another root: --root or HOLDFAST_ROOT",
@@ -121,14 +121,14 @@ def obstacles(plan: Plan, settings: Settings, positions: Iterable[SourcePosition
             )
     if settings.master is not None and not _MASTER.fullmatch(settings.master):
         what = f"{settings.master!r} is not a Spark master URL"
-        found.append({"what": what, "next": "give local[N], spark://HOST:PORT, yarn or k8s://HOST:PORT"})
-    found += _as_json(secrets.refusals(plan, outputs_of(plan)))
+        problems.append({"what": what, "next": "give local[N], spark://HOST:PORT, yarn or k8s://HOST:PORT"})
+    problems += _as_json(secrets.refusals(plan, outputs_of(plan)))
     for spec in plan.sources:
         refusal = sources.refusal(spec)
         if refusal is None and (positions or not spec.source.traits.copied):  # the first run makes the copy
             refusal = look_at(plan, positions, spec).refusal
-        found += _as_json([] if refusal is None else [refusal])
-    return found
+        problems += _as_json([] if refusal is None else [refusal])
+    return problems
 
 
 def _as_json(refusals: Iterable[HoldfastError]) -> list[dict[str, str]]:
@@ -137,11 +137,11 @@ def _as_json(refusals: Iterable[HoldfastError]) -> list[dict[str, str]]:
 
 def _settings(settings: Settings, *, every: bool) -> str:
     """Return the settings as a table: all, or those that were set, and how many others there are."""
-    described = settings.describe()
-    wanted = [s for s in described if every or s["origin"] != "default"]
+    all_settings = settings.describe()
+    wanted = [s for s in all_settings if every or s["origin"] != "default"]
     rows = [(s["name"], _value(s["value"], s["unit"]), s["origin"], s["doc"]) for s in wanted]
     table = text.table(("name", "value", "origin", "meaning"), rows, indent=2) if rows else ""
-    left = len(described) - len(wanted)
+    left = len(all_settings) - len(wanted)
     rest = f"  {left} {'others have' if rows else 'settings, all of which have'} their default: --settings shows them"
     return "\n".join(part for part in (table, rest if left else "") if part)
 

@@ -45,7 +45,7 @@ def changes(
         `refused`: why a run would be refused, with what to do next; `drop_state`: the arguments of `--drop-state` that
         name state, and whether an earlier start has carried them out (then they have no effect).
     """
-    compared: dict[str, Any] = {
+    comparison: dict[str, Any] = {
         "job_exists": job is not None,
         "epoch": None if manifest is None else manifest.epoch,
         "operators": None,
@@ -59,9 +59,9 @@ def changes(
         "drop_state": [],
     }
     if job is not None and job.key_groups != plan.key_groups:
-        compared["key_groups"] = {"before": job.key_groups, "now": plan.key_groups}
+        comparison["key_groups"] = {"before": job.key_groups, "now": plan.key_groups}
         origin = settings.origin("key_groups")
-        compared["refused"].append(
+        comparison["refused"].append(
             {
                 "what": f"job {job.name!r} was created with key_groups={job.key_groups}, which cannot change, and is "
                 f"now given key_groups={plan.key_groups} (origin: {origin})",
@@ -69,10 +69,10 @@ def changes(
             }
         )
     if manifest is not None:
-        _compare(compared, plan, settings, manifest, records)
+        _compare(comparison, plan, settings, manifest, records)
     known = () if manifest is None else manifest.operators
-    _compare_state(compared, plan, given or given_up(plan, known, ()), known)
-    return compared
+    _compare_state(comparison, plan, given or given_up(plan, known, ()), known)
+    return comparison
 
 
 def render(against: dict[str, Any]) -> str:
@@ -105,14 +105,14 @@ def _compare(
     manifest: Manifest,
     records: Callable[[], Iterable[joblog.Record]],
 ) -> None:
-    known = [each for each in manifest.operators if not each.dropped]
+    stored_operators = [each for each in manifest.operators if not each.dropped]
     before, now = manifest.shape, shape.shape_of(plan)
     written = {*(done.writer.sink for done in manifest.confirmed), *(p.writer.sink for p in manifest.pending)}
     sources: Iterable[str] = (at.source for at in manifest.positions)
     sinks: Iterable[str] = sorted(written)
     if isinstance(before, dict) and shape_changes.readable(before):
         sources, sinks = before["sources"], before["sinks"]
-        found = shape_changes.changes_of(before, now, [operator.name for operator in plan.operators])
+        differences = shape_changes.changes_of(before, now, [operator.name for operator in plan.operators])
         compared["changed"] += [
             {
                 "kind": each.kind,
@@ -120,7 +120,7 @@ def _compare(
                 "what": f"{each.kind} {each.name!r} {each.what}",
                 "effect": each.effect,
             }
-            for each in found
+            for each in differences
         ]
     else:
         compared["not_known"].append(
@@ -128,7 +128,8 @@ def _compare(
             f"{manifest.epoch}, and the next checkpoint holds it"
         )
     compared["operators"] = _names(
-        (o.name for o in plan.operators if not is_part(o.name)), (o.name for o in known if not is_part(o.name))
+        (o.name for o in plan.operators if not is_part(o.name)),
+        (o.name for o in stored_operators if not is_part(o.name)),
     )
     compared["sources"] = _names((spec.name for spec in plan.sources), sources)
     compared["sinks"] = _names((spec.name for spec in plan.sinks), sinks)
@@ -150,12 +151,12 @@ def _compare_state(compared: dict[str, Any], plan: Plan, given: GivenUp, known: 
     for name in sorted(filter(lambda each: not is_part(each), given.operators)):
         effect = STARTS_EMPTY if name in in_code else "no operator reads it any more"
         compared["changed"].append(_change(name, f"operator {name!r} gives up its state", effect))
-    for found in identity.differences(plan, states, given.parts):
-        if found.effect is None:
-            next_step = given.next_step(found.operator, found.next_step)
-            compared["refused"].append({"what": found.what, "next": next_step})
+    for difference in identity.differences(plan, states, given.parts):
+        if difference.effect is None:
+            next_step = given.next_step(difference.operator, difference.next_step)
+            compared["refused"].append({"what": difference.what, "next": next_step})
         else:
-            compared["changed"].append(_change(found.operator, found.what, found.effect))
+            compared["changed"].append(_change(difference.operator, difference.what, difference.effect))
     compared["not_known"] += [
         f"whether operator {name!r} had the same inputs, nullability and result types: an older version of Holdfast "
         "wrote its state, and the next checkpoint holds them"

@@ -122,11 +122,11 @@ class Tally:
         self._seen |= lags.keys()
         # A checkpoint also knows partitions of sources that the job no longer has; no worker reports these.
         known = self._seen | {at for at in self._offsets if at[0] in {name for name, _ in lags}}
-        reported = {place: lag for place, lag in lags.items() if lag is not None}
-        if not lags or not known <= lags.keys() or len(reported) != len(lags):
+        measured_lags = {place: lag for place, lag in lags.items() if lag is not None}
+        if not lags or not known <= lags.keys() or len(measured_lags) != len(lags):
             return None, None
-        of_bytes = sum(lag for (name, _), lag in reported.items() if name in self._in_bytes)
-        return sum(reported.values()) - of_bytes, of_bytes
+        of_bytes = sum(lag for (name, _), lag in measured_lags.items() if name in self._in_bytes)
+        return sum(measured_lags.values()) - of_bytes, of_bytes
 
     def _rates(self, now_s: float, *, grown: bool, known: bool) -> tuple[int | None, int | None]:
         """Return records and bytes per second over the last seconds; a new partition restarts the count."""
@@ -188,7 +188,7 @@ def line(shown: Mapping[str, Any]) -> str:
     return " | ".join(parts)
 
 
-class Progress:
+class ProgressWriter:
     """Writes the progress of one run in the requested style.
 
     JSON goes to stdout, because programs read it; everything else goes to stderr.
@@ -243,16 +243,16 @@ class Progress:
         """Take the newest status; show it if one is due or the state has changed."""
         self._starting.end()
         now_s = time.monotonic()
-        shown = self._tally.take(status, now_s)
+        report = self._tally.take(status, now_s)
         if self._style != "json":
-            self._note_counts(status, shown)
-            self._note_recoveries(shown)
-            self._note_problems(shown)
+            self._note_counts(status, report)
+            self._note_recoveries(report)
+            self._note_problems(report)
         self._note_stop(status, now_s)
-        due = now_s - self._shown_at >= SHOW_EVERY_S or shown["state"] != self._state
-        if due and shown["state"] not in _OVER:
-            self._shown_at, self._state = now_s, shown["state"]
-            self._show(shown)
+        due = now_s - self._shown_at >= SHOW_EVERY_S or report["state"] != self._state
+        if due and report["state"] not in _OVER:
+            self._shown_at, self._state = now_s, report["state"]
+            self._show(report)
 
     def end(self, status: Status, state: str) -> None:
         """Show the last status of the run, once."""
@@ -262,11 +262,11 @@ class Progress:
         self.close()
 
     def _note_recoveries(self, shown: Mapping[str, Any]) -> None:
-        recovered = [restart for restart in shown["restarts"] if restart["recovery_ms"] is not None]
-        for restart in recovered[self._recoveries :]:
+        recoveries = [restart for restart in shown["restarts"] if restart["recovery_ms"] is not None]
+        for restart in recoveries[self._recoveries :]:
             did = "went back" if restart["rewind"] else "recovered"
             self.note(f"{did} in {text.span(restart['recovery_ms'])}: {restart['cause']}")
-        self._recoveries = len(recovered)
+        self._recoveries = len(recoveries)
 
     def _note_counts(self, status: Status, shown: Mapping[str, Any]) -> None:
         """Explain numbers that look like faults: epochs that jump, and records that stay 0 while the first job runs."""

@@ -21,7 +21,7 @@ from holdfast.runtime.cli import text
 from holdfast.runtime.cli.arguments import Parser, add_app, add_command, add_common
 from holdfast.runtime.cli.reporting import advise, expect_end, expect_stop, guarded, print_json
 from holdfast.runtime.cli.start.jobfile import load, refuse_while_loading, ship_by_value
-from holdfast.runtime.cli.start.progress import STYLES, Progress, Tally
+from holdfast.runtime.cli.start.progress import STYLES, ProgressWriter, Tally
 from holdfast.runtime.cli.start.sparklog import diverted
 from holdfast.runtime.config.settings import MICROBATCH, misspelt, resolve, wants_local
 from holdfast.runtime.wire.standard import fill_standard_streams
@@ -29,7 +29,7 @@ from holdfast.runtime.wire.standard import fill_standard_streams
 if TYPE_CHECKING:
     from holdfast.runtime.api.app import App
     from holdfast.runtime.config.settings import Settings
-    from holdfast.runtime.execution.executing import Execution, Outcome
+    from holdfast.runtime.execution.executing import Execution, RunOutcome
     from holdfast.runtime.execution.facts import Choices
     from holdfast.runtime.execution.metrics_port import MetricsPort
     from holdfast.runtime.execution.prepare import Prepared
@@ -223,30 +223,30 @@ def run_app(
     plan = app.plan()
     if not returns:
         refuse_collect(plan)
-    prepared = prepare(plan, settings, choices_of(args), advise)
-    bound = collected(prepared.plan)
+    preparation = prepare(plan, settings, choices_of(args), advise)
+    bound = collected(preparation.plan)
     for name, sink in collected(plan).items():
         sink.follow(bound[name])
-    for warning in (*misspelt(os.environ), *(f"{each}." for each in prepared.warnings)):
+    for warning in (*misspelt(os.environ), *(f"{each}." for each in preparation.warnings)):
         advise(f"\nWarning: {warning}\n")
     code = ship_by_value(folder, local=settings.local == "true")
-    prepared = replace(prepared, plan=replace(prepared.plan, code=code))
-    start, late = _positions(prepared), late_so_far(prepared)
-    tally = Tally(start, prepared.plan.in_bytes(), prepared.inputs.until)
-    progress = Progress(args.progress, tally)
-    printer = Printer(prepared.plan, (sys.stderr if args.json or args.progress == "json" else sys.stdout).write)
+    preparation = replace(preparation, plan=replace(preparation.plan, code=code))
+    start, late = _positions(preparation), late_so_far(preparation)
+    tally = Tally(start, preparation.plan.in_bytes(), preparation.inputs.until)
+    progress = ProgressWriter(args.progress, tally)
+    printer = Printer(preparation.plan, (sys.stderr if args.json or args.progress == "json" else sys.stdout).write)
     began = time.monotonic()
     with diverted(enabled=not args.debug and settings.local != "true"):
         with _served(settings) as port, closing(progress):
-            outcome = execute(prepared, execution_of(settings, zygote), _Shown(progress, printer, port))
+            outcome = execute(preparation, execution_of(settings, zygote), _Shown(progress, printer, port))
             expect_end()
         printer.poll()
         progress.end(outcome.status, _state_of(outcome))
         if outcome.kind in ("failed", "fenced", "refused"):
-            raise error_of(_with_way_out(prepared, outcome), prepared.plan.app)
+            raise error_of(_with_way_out(preparation, outcome), preparation.plan.app)
     if args.json:
         print_json(outcome.status.as_json())
-    advise(summary(prepared, outcome, amount_of(prepared.plan, tally), time.monotonic() - began, late))
+    advise(summary(preparation, outcome, amount_of(preparation.plan, tally), time.monotonic() - began, late))
     return 0
 
 
@@ -263,7 +263,7 @@ def choices_of(args: argparse.Namespace) -> Choices:
     )
 
 
-def _with_way_out(prepared: Prepared, outcome: Outcome) -> Outcome:
+def _with_way_out(prepared: Prepared, outcome: RunOutcome) -> RunOutcome:
     """Return the outcome; an error about a damaged object names the checkpoint that can do without it."""
     from holdfast.runtime.inspect.damage import with_way_out
 
@@ -305,7 +305,7 @@ def _served(settings: Settings) -> Iterator[MetricsPort | None]:
 class _Shown:
     """Shows the reports of a run: rows for the console, metrics, progress. See executing.Ports."""
 
-    def __init__(self, progress: Progress, printer: Printer, port: MetricsPort | None) -> None:
+    def __init__(self, progress: ProgressWriter, printer: Printer, port: MetricsPort | None) -> None:
         self._progress, self._printer, self._port = progress, printer, port
 
     def update(self, status: Status) -> None:
@@ -351,7 +351,7 @@ def submitted_conf() -> dict[str, str]:
 
 
 def summary(
-    prepared: Prepared, outcome: Outcome, amount: str, seconds: float, late_before: Mapping[str, int] | None = None
+    prepared: Prepared, outcome: RunOutcome, amount: str, seconds: float, late_before: Mapping[str, int] | None = None
 ) -> str:
     """Return the last line of a run: a summary, and where the results are.
 
@@ -413,19 +413,19 @@ def _restarts(status: Status) -> str:
     return f"{restarts}, {text.plural(rewinds, 'rewind')}" if rewinds else restarts
 
 
-def error_of(outcome: Outcome, job: str) -> HoldfastError:
+def error_of(outcome: RunOutcome, job: str) -> HoldfastError:
     """Return the error that ended the run."""
     error = outcome.error
     if error is not None and (outcome.kind in ("refused", "fenced") or error.kind == Fenced.kind):
         return replace(error, job=job).as_error()
     checkpoint = outcome.status.checkpoint
-    kept = f"everything up to epoch {checkpoint.epoch} is kept" if checkpoint else "no epoch was completed"
+    progress = f"everything up to epoch {checkpoint.epoch} is kept" if checkpoint else "no epoch was completed"
     if error is None:
         next_step = "remove the cause, then run the job again: it resumes from there"
         return JobFailed(
-            f"job {job!r} failed: no cause is known", not_done=kept, next_step=next_step, where=Where(job=job)
+            f"job {job!r} failed: no cause is known", not_done=progress, next_step=next_step, where=Where(job=job)
         )
-    what, not_done = f"job {job!r} failed: {error.what.removesuffix('.')}", f"{error.not_done}; {kept}"
+    what, not_done = f"job {job!r} failed: {error.what.removesuffix('.')}", f"{error.not_done}; {progress}"
     return replace(error, kind=JobFailed.kind, job=job, what=what, not_done=not_done).as_error()
 
 
@@ -442,6 +442,6 @@ def _positions(prepared: Prepared) -> dict[tuple[str, int], int]:
     return {(at.source, at.partition): at.offset for at in prepared.folder.positions if at.offset >= 0}
 
 
-def _state_of(outcome: Outcome) -> str:
+def _state_of(outcome: RunOutcome) -> str:
     states = {"finished": "finished", "already finished": "finished", "stopped": "stopped", "ended": "stopped"}
     return states.get(outcome.kind, "failed")

@@ -57,22 +57,22 @@ def diverted(*, enabled: bool) -> Iterator[None]:
         yield
         return
     place = _place()
-    written = place.size()
+    size_before = place.size()
     before = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = f'{before or ""} "-Dlog4j2.configurationFile={place.properties}"'.strip()
-    failed = True
+    is_failure = True
     try:
         yield
-        failed = False
+        is_failure = False
     except (ConfigError, Fenced, KeyboardInterrupt):
-        failed = False
+        is_failure = False
         raise
     finally:
         if before is None:
             del os.environ[VARIABLE]
         else:
             os.environ[VARIABLE] = before
-        if failed and place.has_news(written):
+        if is_failure and place.has_news(size_before):
             place.keep()
             advise(f"Spark's own log is in {place.log}")
 
@@ -122,14 +122,16 @@ def _remove_left(parent: Path) -> None:
     """Remove the folders of processes that were killed."""
     for lock in parent.glob(f"{_PREFIX}*/{_LOCK}"):
         try:
-            opened = os.open(lock, os.O_RDWR)
+            descriptor = os.open(lock, os.O_RDWR)
         except OSError:  # removed meanwhile, or of another user
             continue
         try:
-            if _take(opened) and lock.exists():  # else its process lives, or has kept the folder since it was opened
+            if (
+                _take(descriptor) and lock.exists()
+            ):  # else its process lives, or has kept the folder since it was opened
                 shutil.rmtree(lock.parent, ignore_errors=True)
         finally:
-            os.close(opened)
+            os.close(descriptor)
 
 
 def _take(opened: int) -> bool:

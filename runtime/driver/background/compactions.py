@@ -18,7 +18,7 @@ from holdfast.checkpoint.joblog import Job
 from holdfast.checkpoint.timeline import lineage_of
 from holdfast.errors import HoldfastError
 from holdfast.ports import Lane
-from holdfast.sinks.contract.changelogs import Changelog, Compaction
+from holdfast.sinks.contract.changelogs import Changelog, ChangelogCompaction
 
 
 class Compactions:
@@ -26,7 +26,7 @@ class Compactions:
 
     def __init__(self, changelog: Changelog, lane: Callable[[], Lane]) -> None:
         self._changelog, self._lane = changelog, lane
-        self._compaction: Compaction | None = None
+        self._compaction: ChangelogCompaction | None = None
         self._busy = False
         self.problem: HoldfastError | None = None
         """Why the last compaction did not complete; the next one retries."""

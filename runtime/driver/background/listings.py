@@ -48,11 +48,14 @@ class Listings:
     def _of(self, spec: SourceSpec, asked: ListPartitions) -> list[SourcePosition]:
         if spec.name not in self._opened:
             self._opened[spec.name] = spec.source.open()
-        opened, known = self._opened[spec.name], asked.known.get(spec.name, ())
-        there = opened.partitions()
-        if set(there) != set(known):
-            refuse_other_sources(self._job, asked.positions, {spec.name: opened})
-        return [SourcePosition(spec.name, p, FIRST_RECORD if p in known else opened.retention_start(p)) for p in there]
+        source, listed_partitions = self._opened[spec.name], asked.known.get(spec.name, ())
+        there = source.partitions()
+        if set(there) != set(listed_partitions):
+            refuse_other_sources(self._job, asked.positions, {spec.name: source})
+        return [
+            SourcePosition(spec.name, p, FIRST_RECORD if p in listed_partitions else source.retention_start(p))
+            for p in there
+        ]
 
     def _close(self) -> None:
         for opened in self._opened.values():

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.errors import HoldfastError
 from holdfast.ports import Lane
-from holdfast.runtime.plan.loss import Look, Risk, at_risk, described
+from holdfast.runtime.plan.loss import PartitionLook, Risk, at_risk, described
 from holdfast.runtime.plan.model import SourceSpec
 from holdfast.runtime.plan.source import Kept, OpenSource
 
@@ -50,7 +50,7 @@ class LossAlarm:
         self._lane, self._within_s = lane, within_s
         self._window_s = max(WINDOW_S, INTERVALS_MIN * every_s)
         self._opened: dict[str, OpenSource] = {}
-        self._looks: dict[Place, deque[Look]] = {}
+        self._looks: dict[Place, deque[PartitionLook]] = {}
         self._manifest: Manifest | None = None
         self._busy, self._look_at = False, 0.0
         self.kept: Mapping[Place, Kept] = {}
@@ -82,7 +82,7 @@ class LossAlarm:
             self._lane().submit(self._close, lambda _: None)
 
     def _look(self) -> dict[Place, Kept]:
-        found: dict[Place, Kept] = {}
+        retention_by_place: dict[Place, Kept] = {}
         for spec in self._sources:
             try:
                 if spec.name not in self._opened:
@@ -90,8 +90,8 @@ class LossAlarm:
                 kept = self._opened[spec.name].kept(self._within_s)
             except HoldfastError:
                 continue
-            found |= {(spec.name, partition): each for partition, each in kept.items()}
-        return found
+            retention_by_place |= {(spec.name, partition): each for partition, each in kept.items()}
+        return retention_by_place
 
     def _looked(self, now_s: float, positions: Mapping[Place, int], result: object) -> None:
         self._busy = False
@@ -101,13 +101,16 @@ class LossAlarm:
         self.kept = result
         risks: dict[Place, Risk] = {}
         for place, kept in self.kept.items():
-            if place in positions and (risk := self._risk(place, Look(now_s, positions[place], kept))) is not None:
+            if (
+                place in positions
+                and (risk := self._risk(place, PartitionLook(now_s, positions[place], kept))) is not None
+            ):
                 risks[place] = risk
                 if place not in self.risks:
                     log.warning("%s", described(place[0], place[1], risk, f"{self._within_s:,.0f} s"))
         self.risks = risks
 
-    def _risk(self, place: Place, look: Look) -> Risk | None:
+    def _risk(self, place: Place, look: PartitionLook) -> Risk | None:
         looks = self._looks.setdefault(place, deque())
         if looks and look.position < looks[-1].position:  # after a rewind
             looks.clear()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from holdfast.checkpoint.catalogue import FOLDERS, Catalogue
+from holdfast.checkpoint.catalogue import FOLDERS, ObjectCatalogue
 from holdfast.checkpoint.joblog import Job
 from holdfast.checkpoint.repository import Repository
 from holdfast.errors import HoldfastError
@@ -22,7 +22,7 @@ class Sweep:
 
     def __init__(self, repository: Repository, lane: Callable[[], Lane]) -> None:
         self._repository, self._lane = repository, lane
-        self._catalogue = Catalogue()
+        self._catalogue = ObjectCatalogue()
         self._kept: set[int] = set()
         self._busy = False
         self._next: Job | None = None
@@ -52,8 +52,8 @@ class Sweep:
         repository, catalogue = self._repository, self._catalogue
         for named in repository.named_in([each.body.manifest for each in catalogue.unread(job)]):
             catalogue.add(named)
-        gone = catalogue.expire(job)
-        repository.delete_all(gone)
+        expired_objects = catalogue.expire(job)
+        repository.delete_all(expired_objects)
         left = 0
         for folder in FOLDERS:
             garbage = catalogue.garbage(job, repository.names(folder))
@@ -62,4 +62,4 @@ class Sweep:
         if job.log_start:
             repository.prune(job.log_start, self._kept)
         repository.tidy()
-        return len(gone) + left
+        return len(expired_objects) + left

@@ -15,16 +15,16 @@ def check(facts: Facts) -> ConfigError | None:
 
 def refusal(name: str, job: joblog.Job | None, savepoint: str) -> ConfigError | None:
     """Return why this savepoint is refused."""
-    known = () if job is None else job.savepoints
-    named = None if job is None else job.savepoint(savepoint)
-    if named is not None and job is not None and named.epoch == job.base_epoch:
+    savepoints = () if job is None else job.savepoints
+    named_savepoint = None if job is None else job.savepoint(savepoint)
+    if named_savepoint is not None and job is not None and named_savepoint.epoch == job.base_epoch:
         return None
-    if named is None:
-        names = ", ".join(each.name for each in known)
+    if named_savepoint is None:
+        names = ", ".join(each.name for each in savepoints)
         what = f"job {name!r} has no savepoint {savepoint!r}"
         next_step = f"use one of {names}" if names else "it has none; run it without --from"
     else:
-        what = f"savepoint {savepoint!r} is epoch {named.epoch}, and job {name!r} has moved on since"
+        what = f"savepoint {savepoint!r} is epoch {named_savepoint.epoch}, and job {name!r} has moved on since"
         next_step = f"go back to it first: holdfast rewind {name} --to-savepoint {savepoint}; or run it without --from"
     return ConfigError(
         what,

@@ -45,14 +45,14 @@ def refusal(
         note: Called with a line for the user if there is a driver to wait for.
     """
     first: int | None = None
-    began, noted = monotonic(), False
+    began, user_knows = monotonic(), False
     while (driver := _live_driver(store)) is not None:
         first = driver.at if first is None else first
         waited_s = monotonic() - began
         if driver.at == first and waited_s > status.STALE_AFTER_MS / 1000:
             return None
-        if waited_s >= NOTED_AFTER_S and not noted:
-            noted = True
+        if waited_s >= NOTED_AFTER_S and not user_knows:
+            user_knows = True
             note(
                 f"waiting up to {status.STALE_AFTER_MS / 1000:.0f} s to see whether the driver on {driver.host} "
                 f"(pid {driver.pid}) still runs {job.name}"

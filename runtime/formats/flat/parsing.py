@@ -119,25 +119,25 @@ def _value(at: int, end: int, kind: int, value: int, size: int, state: int) -> A
     """
     if at >= end:
         return -1
-    found = get_u8(at, 0)
+    first_byte = get_u8(at, 0)
     put_u8(state, 0, GIVEN)
-    if found == _QUOTE:
+    if first_byte == _QUOTE:
         stop = _string_end(at + 1, end)
         if stop < 0 or (kind != STRING and kind != _IGNORED):
             return -1
         put(value, 0, at + 1)
         put(size, 0, stop - at - 1)
         return stop + 1
-    if found == _N:
+    if first_byte == _N:
         put_u8(state, 0, NULL)
         put(value, 0, 0)
         put(size, 0, 0)
         return at + 4 if _is_word(at, end, 117, 108, 108, 0) else -1
-    if found == _T or found == _F:
+    if first_byte == _T or first_byte == _F:
         if kind != BOOL and kind != _IGNORED:
             return -1
-        put(value, 0, np.int64(found == _T))
-        if found == _T:
+        put(value, 0, np.int64(first_byte == _T))
+        if first_byte == _T:
             return at + 4 if _is_word(at, end, 114, 117, 101, 0) else -1
         return at + 5 if _is_word(at, end, 97, 108, 115, 101) else -1
     if kind == STRING or kind == BOOL:
@@ -158,7 +158,7 @@ def _column_of(at: int, size: int, names: int, bounds: Any) -> Any:
 def _row(at: int, end: int, row: int, rows: int, names: int, bounds: Any, kinds: Any, out: Any, order: Any) -> bool:
     """Read one object; return whether it is accepted."""
     values, sizes, states = out
-    ignored = kinds.size * rows  # where ignored values are stored
+    scratch_place = kinds.size * rows  # where ignored values are stored
     if end - at < 2 or get_u8(at, 0) != _OPEN:
         return False
     at = _past_spaces(at + 1, end)
@@ -189,7 +189,7 @@ def _row(at: int, end: int, row: int, rows: int, names: int, bounds: Any, kinds:
         if at >= end or get_u8(at, 0) != _COLON:
             return False
         at = _past_spaces(at + 1, end)
-        kind, place = (kinds[column], column * rows + row) if column >= 0 else (_IGNORED, ignored)
+        kind, place = (kinds[column], column * rows + row) if column >= 0 else (_IGNORED, scratch_place)
         if column >= 0 and get_u8(states + place, 0) != MISSING:  # a field that occurs twice
             return False
         at = _value(at, end, kind, values + (place << 3), sizes + (place << 3), states + place)

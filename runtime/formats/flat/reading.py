@@ -18,7 +18,7 @@ Words = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Found:
+class FlatRows:
     """The objects that were read.
 
     Args:
@@ -46,7 +46,7 @@ class FlatObjects:
         self._names = np.frombuffer(bytearray(b"".join(names) or b"\0"), np.uint8)
         self._bounds = np.cumsum([0, *map(len, names)], dtype=np.int64)
 
-    def read(self, values: pa.BinaryArray) -> Found:
+    def read(self, values: pa.BinaryArray) -> FlatRows:
         """Return the rows of the objects that are flat.
 
         Raises:
@@ -57,21 +57,21 @@ class FlatObjects:
         starts = np.frombuffer(bounds, np.int32)[values.offset : values.offset + count + 1].astype(np.int64)
         cells = len(self._types) * count + 1
         numbers, sizes = np.zeros(cells, np.int64), np.zeros(cells, np.int64)
-        states, accepted = np.zeros(cells, np.uint8), np.empty(count, np.bool_)
+        states, flat_mask = np.zeros(cells, np.uint8), np.empty(count, np.bool_)
         address = 0 if data is None else data.address
-        parsed(address, starts, self._names, self._bounds, self._kinds, numbers, sizes, states, accepted)
+        parsed(address, starts, self._names, self._bounds, self._kinds, numbers, sizes, states, flat_mask)
         if values.null_count:
-            accepted &= values.is_valid().to_numpy(zero_copy_only=False)
-        rows = np.flatnonzero(accepted)
-        found, missing = list[pa.Array](), list[NDArray[np.bool_]]()
+            flat_mask &= values.is_valid().to_numpy(zero_copy_only=False)
+        rows = np.flatnonzero(flat_mask)
+        arrays, missing = list[pa.Array](), list[NDArray[np.bool_]]()
         for column, kind in enumerate(self._types):
             cell = slice(column * count, (column + 1) * count)
             parts = numbers[cell], sizes[cell], states[cell]
             if len(rows) < count:
                 parts = parts[0][rows], parts[1][rows], parts[2][rows]
-            found.append(_array(kind, int(self._kinds[column]), *parts))
+            arrays.append(_array(kind, int(self._kinds[column]), *parts))
             missing.append(parts[2] == MISSING)
-        return Found(rows, found, missing)
+        return FlatRows(rows, arrays, missing)
 
 
 def flat(columns: Mapping[str, pa.DataType]) -> bool:
@@ -90,19 +90,19 @@ def _kind_of(kind: pa.DataType) -> int | None:
 
 
 def _array(kind: pa.DataType, read_as: int, numbers: Words, sizes: Words, states: NDArray[np.uint8]) -> pa.Array:
-    given = states == GIVEN
-    valid = None if given.all() else pa.py_buffer(np.packbits(given, bitorder="little"))
-    nulls = 0 if valid is None else len(given) - int(np.count_nonzero(given))
+    value_mask = states == GIVEN
+    valid = None if value_mask.all() else pa.py_buffer(np.packbits(value_mask, bitorder="little"))
+    nulls = 0 if valid is None else len(value_mask) - int(np.count_nonzero(value_mask))
     if read_as == STRING:
         if valid is not None:
-            sizes = np.where(given, sizes, 0)
+            sizes = np.where(value_mask, sizes, 0)
         data, bounds = np.empty(int(sizes.sum()), np.uint8), np.empty((len(sizes) + 1) * 4, np.uint8)
         copied(numbers, sizes, bounds, data)
         column = pa.StringArray.from_buffers(len(sizes), pa.py_buffer(bounds), pa.py_buffer(data), valid, nulls)
         column.validate(full=True)
         return column
     if read_as == BOOL:
-        return pa.array(numbers != 0, kind, mask=None if valid is None else ~given)
+        return pa.array(numbers != 0, kind, mask=None if valid is None else ~value_mask)
     plain = pa.float64() if read_as == FLOAT else pa.int64()
     column = pa.Array.from_buffers(plain, len(numbers), [valid, pa.py_buffer(np.ascontiguousarray(numbers))], nulls)
     return column if plain == kind else column.cast(kind)

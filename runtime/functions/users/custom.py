@@ -149,14 +149,16 @@ class RowFunction(AggregateFunction):
 
     def combine(self, states: State, groups: Groups, count: int) -> State:
         instances, merge = self._instances(states), self.functions.merge
-        merged: list[Any] = [None] * count
+        merged_instances: list[Any] = [None] * count
         for group, rows, instance in zip(groups.tolist(), states[ROWS].tolist(), instances, strict=True):
             if rows:
-                first = merged[group] is None
-                merged[group] = instance if first else state_of(merge, group, "", merged[group], instance)
+                first = merged_instances[group] is None
+                merged_instances[group] = (
+                    instance if first else state_of(merge, group, "", merged_instances[group], instance)
+                )
         total = np.zeros(count, np.int64)
         np.add.at(total, groups, states[ROWS])
-        return self._stored([self.functions.start() if each is None else each for each in merged], total)
+        return self._stored([self.functions.start() if each is None else each for each in merged_instances], total)
 
     def results(self, states: State) -> pa.Array:
         values = [called(self.functions.result, at, "", each) for at, each in enumerate(self._instances(states))]
@@ -169,13 +171,13 @@ class RowFunction(AggregateFunction):
     def _instances(self, states: State) -> list[Any]:
         """Return states as the user's functions take them."""
         instances = [self.functions.start() for _ in range(len(states[ROWS]))]
-        kept = np.flatnonzero(states[ROWS]).tolist()
+        nonempty_states = np.flatnonzero(states[ROWS]).tolist()
         types = special_types(type(self.functions.start()))
         for field in self.functions.schema:
             values = loaded(states[field.name], field.type).to_pylist()
             if (kind := types.get(field.name)) is not None:
                 values = [None if value is None else kind.python(value) for value in values]
-            for at in kept:
+            for at in nonempty_states:
                 if values[at] is not None or field.nullable:  # a field that was added later has no value yet
                     object.__setattr__(instances[at], field.name, values[at])
         return instances
@@ -196,13 +198,13 @@ class RowFunction(AggregateFunction):
 def _result_of(result: Callable[[Any], Any], to: Any) -> pa.Field:
     """Return the field of the result."""
     hints = {} if to is not None else _hints(result)
-    found = field_of("result", hints.get("return") if to is None else to)
-    if found is None:
+    result_field = field_of("result", hints.get("return") if to is None else to)
+    if result_field is None:
         raise _refused(
             f"the type of what {name_of(result)} returns is not known",
             "annotate the function, def result(state) -> float: ..., or give it: to=float",
         )
-    return found
+    return result_field
 
 
 def _hints(function: Any) -> dict[str, Any]:

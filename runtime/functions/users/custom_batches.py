@@ -50,23 +50,23 @@ class BatchFunction(AggregateFunction):
 
     def combine(self, states: State, groups: Groups, count: int) -> State:
         """Merge in rounds: each takes the next state of every group that has one left."""
-        given, some = self._batch(states), np.flatnonzero(states[ROWS])
+        input_batch, some = self._batch(states), np.flatnonzero(states[ROWS])
         order = some[np.argsort(groups[some], kind="stable")]
         of = groups[order]
         ranks = np.arange(of.size) - np.searchsorted(of, of)
-        merged = self._start().take(pa.array(np.zeros(count, np.int64)))
+        merged_batch = self._start().take(pa.array(np.zeros(count, np.int64)))
         for rank in range(int(ranks.max(initial=-1)) + 1):
             rows, targets = order[ranks == rank], of[ranks == rank]
-            new = given.take(pa.array(rows))
+            new = input_batch.take(pa.array(rows))
             if rank:
-                held = merged.take(pa.array(targets))
+                held = merged_batch.take(pa.array(targets))
                 new = self._states(state_of(self.functions.merge, None, "", held, new), targets.size)
             at = np.arange(count)
             at[targets] = count + np.arange(targets.size)
-            merged = pa.concat_batches([merged, new]).take(pa.array(at))
+            merged_batch = pa.concat_batches([merged_batch, new]).take(pa.array(at))
         total = np.zeros(count, np.int64)
         np.add.at(total, groups, states[ROWS])
-        return self._stored(merged, total)
+        return self._stored(merged_batch, total)
 
     def results(self, states: State) -> pa.Array:
         given, count = self._batch(states), len(states[ROWS])

@@ -322,12 +322,12 @@ class Declaration:
 
 def declared_by(process: KeyedProcess[Any, Any]) -> Declaration:
     """Return the declarations of a function's class."""
-    found: dict[str, Declared] = {}
+    declarations: dict[str, Declared] = {}
     for owner in reversed(type(process).__mro__):
-        found |= {name: each for name, each in vars(owner).items() if isinstance(each, Declared)}
+        declarations |= {name: each for name, each in vars(owner).items() if isinstance(each, Declared)}
 
     def of(kind: Any) -> Any:
-        return {name: each for name, each in found.items() if isinstance(each, kind)}
+        return {name: each for name, each in declarations.items() if isinstance(each, kind)}
 
     return Declaration(of(Value), of(List), of(Map), of(Timer))
 
@@ -376,16 +376,16 @@ def _handlers_refused(process: Any, method_name: str) -> str | None:
     called: dict[str, tuple[str, ...]] = {method_name: ("ctx", _TAKES[method_name])} | {
         timer.handlers[0]: ("ctx",) for timer in declared_by(process).timers.values()
     }
-    for name, given in called.items():
+    for name, arguments in called.items():
         method = getattr(process, name, None)
         if not callable(method):
             return f"{kind} has no method {name!r} for its timer"
         if inspect.iscoroutinefunction(method) or inspect.isgeneratorfunction(method):
             return f"{kind}.{name} is asynchronous or yields rows; emit rows with ctx.emit(row)"
         try:
-            inspect.signature(method).bind(*given)
+            inspect.signature(method).bind(*arguments)
         except TypeError as error:
-            return f"{kind}.{name} cannot be called with ({', '.join(given)}): {error}"
+            return f"{kind}.{name} cannot be called with ({', '.join(arguments)}): {error}"
     return None
 
 

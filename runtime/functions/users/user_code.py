@@ -57,7 +57,7 @@ def called(function: Any, group: int | None, given: str, *arguments: Any) -> Any
         CannotFold: it failed, or returned nothing.
     """
     try:
-        found = function(*arguments)
+        result = function(*arguments)
     except NOT_THE_ROWS_FAULT:
         raise
     except BaseException as error:
@@ -65,7 +65,7 @@ def called(function: Any, group: int | None, given: str, *arguments: Any) -> Any
             raise
         what = f"failed: {name_of(function)} {raised(error, function, __file__)}{given}"
         raise CannotFold(what, CORRECT_IT, group) from error
-    return found
+    return result
 
 
 def state_of(function: Any, group: int | None, given: str, *arguments: Any) -> Any:
@@ -74,8 +74,8 @@ def state_of(function: Any, group: int | None, given: str, *arguments: Any) -> A
     Raises:
         CannotFold: as `called`, or it returned None.
     """
-    found = called(function, group, given, *arguments)
-    if found is None:
+    state = called(function, group, given, *arguments)
+    if state is None:
         what = f"failed: {name_of(function)} returned None, not a state{given}"
         raise CannotFold(what, "let the function return the state, also if it changed it", group)
-    return found
+    return state

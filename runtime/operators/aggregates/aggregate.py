@@ -44,18 +44,18 @@ from holdfast.runtime.operators.contract import (
     TableDraft,
 )
 from holdfast.runtime.operators.differences import Found, compare_keys
-from holdfast.runtime.operators.time_slice import Pace, TimeSlice
+from holdfast.runtime.operators.time_slice import SlicePace, TimeSlice
 from holdfast.runtime.wire.messages import OperatorProgress
 from holdfast.runtime.wire.vitals import FUNCTION
 from holdfast.sinks.contract.target import PUT
-from holdfast.state.compiled.sources import Input, sources_of
+from holdfast.state.compiled.sources import KernelInput, sources_of
 from holdfast.state.keys.batch import Keys, KeyType
 from holdfast.state.tables.kernels.layout import Do
 from holdfast.state.tables.placing import distinct
 from holdfast.state.tables.records import Step
 from holdfast.state.tables.slab import UNLIMITED
 from holdfast.state.tables.spec import Columns, ColumnSpec
-from holdfast.state.tables.table import Table
+from holdfast.state.tables.table import StateTable
 from holdfast.state.tables.values import concatenated, differ, sliced, taken
 
 T = TypeVar("T")
@@ -159,7 +159,7 @@ class Folding:
         self,
         operator: str,
         aggregations: Sequence[BoundAggregation],
-        table: Table,
+        table: StateTable,
         job: str | None,
         also: Sequence[str] = (),
         time_slice: TimeSlice | None = None,
@@ -175,17 +175,17 @@ class Folding:
         self._known: dict[str, Known] = {}
         """Per aggregate: the findings of its checks since the table's last load."""
         self._loads = -1
-        compiled = [each for each in aggregations if each.function.operations is not None]
-        self._checked = [(each, _column_of(each), _State(table, each.state)) for each in compiled]
+        program_aggregations = [each for each in aggregations if each.function.operations is not None]
+        self._checked = [(each, _column_of(each), _State(table, each.state)) for each in program_aggregations]
         self._singly = [each for each in aggregations if each.function.operations is None]
         self._read: list[_Read] = []
         steps: list[Step] = []
-        for bound in compiled:
-            operations = bound.function.operations or {}
-            read = (_column_of(bound), next((do.floating for do in operations.values() if do != Do.COUNT), None))
+        for aggregation in program_aggregations:
+            operations = aggregation.function.operations or {}
+            read = (_column_of(aggregation), next((do.floating for do in operations.values() if do != Do.COUNT), None))
             if read not in self._read:
                 self._read.append(read)
-            steps += [(do, bound.state[role], self._read.index(read)) for role, do in operations.items()]
+            steps += [(do, aggregation.state[role], self._read.index(read)) for role, do in operations.items()]
         self._merging = table.merging(steps)
         self.merges = None if self._singly else {name: do.merging for do, name, _ in steps}
         """The operation that merges every column of state; None if functions without operations are among them."""
@@ -202,23 +202,26 @@ class Folding:
             JobFailed: a value does not fit, a key or text is too large, or a condition cannot be computed; nothing was
                 changed.
         """
-        found = _Found(self._table, keys)
-        inputs = _Inputs(batch, self._true(batch), found)
+        lookup = _Found(self._table, keys)
+        inputs = _Inputs(batch, self._true(batch), lookup)
         if self._singly:
-            found.slots()
+            lookup.slots()
         if self._loads != self._table.loads:
-            self._known, self._loads = {bound.name: Known() for bound, _, _ in self._checked}, self._table.loads
-        for bound, column, state in self._checked:
-            if not bound.function.check(state, inputs.of(column), self._known[bound.name]):
-                raise self._failed(bound, TOO_LARGE, USE_FLOATS, self._known[bound.name].beyond)
-        written = [self._changes(bound, inputs) for bound in self._singly]
-        kept = [*(inputs.of(column).read(floating) for column, floating in self._read), *map(Input, also)]
-        if found.found is None:
+            self._known, self._loads = (
+                {aggregation.name: Known() for aggregation, _, _ in self._checked},
+                self._table.loads,
+            )
+        for aggregation, column, state in self._checked:
+            if not aggregation.function.check(state, inputs.of(column), self._known[aggregation.name]):
+                raise self._failed(aggregation, TOO_LARGE, USE_FLOATS, self._known[aggregation.name].beyond)
+        state_changes = [self._changes(aggregation, inputs) for aggregation in self._singly]
+        kept = [*(inputs.of(column).read(floating) for column, floating in self._read), *map(KernelInput, also)]
+        if lookup.found is None:
             return self._table.fold(keys, self._program, sources_of(kept))
-        self._table.fold_at(found.found, self._program, sources_of(kept))
-        for slots, columns in written:
+        self._table.fold_at(lookup.found, self._program, sources_of(kept))
+        for slots, columns in state_changes:
             self._table.write(slots, columns)
-        return found.found
+        return lookup.found
 
     def combined(self, slots: Slots, groups: Groups, count: int) -> list[State]:
         """Return, per aggregate, the states of slots merged by group; the slots stay as they are.
@@ -230,15 +233,15 @@ class Folding:
             JobFailed: a merged state does not fit.
         """
         states, merged = list[State](), self._table.merged(self._merging, slots, groups, count)
-        for bound in self._aggregations:
-            if merged is not None and bound.function.operations is not None:
-                states.append(_state_of(bound, merged))
+        for aggregation in self._aggregations:
+            if merged is not None and aggregation.function.operations is not None:
+                states.append(_state_of(aggregation, merged))
                 continue
             try:  # where a sum left 64 bits on the way, `combine` finds whether the whole sum fits
-                states.append(self._combined(bound, self._held(bound, slots), groups, count))
+                states.append(self._combined(aggregation, self._held(aggregation, slots), groups, count))
             except CannotFold as error:
                 first = {} if error.group is None else {error.group: int(slots[np.argmax(groups == error.group)])}
-                raise self._cannot(bound, error, first) from error
+                raise self._cannot(aggregation, error, first) from error
         return states
 
     def values_of(self, slots: Slots, numbers: Groups, count: int) -> Columns:
@@ -284,24 +287,24 @@ class Folding:
         Raises:
             JobFailed: a value does not fit, or a condition cannot be computed.
         """
-        found = []
-        for bound, states in self._behind(batch, own):
+        combined_states = []
+        for aggregation, states in self._behind(batch, own):
             try:
-                found.append(self._combined(bound, states, groups, count))
+                combined_states.append(self._combined(aggregation, states, groups, count))
             except CannotFold as error:
-                raise self._cannot(bound, error, None) from error
-        return self.results_of(found)
+                raise self._cannot(aggregation, error, None) from error
+        return self.results_of(combined_states)
 
     def _behind(self, batch: pa.RecordBatch, own: Slots) -> Iterator[tuple[BoundAggregation, State]]:
         """Yield every aggregate with the states of slots, and then of single rows."""
         inputs = _Inputs(batch, self._true(batch), None)
-        for bound in self._aggregations:
-            held = self._held(bound, own)
+        for aggregation in self._aggregations:
+            slot_states = self._held(aggregation, own)
             try:
-                single = inputs.single(bound, empty(bound.function, held, batch.num_rows))
+                single = inputs.single(aggregation, empty(aggregation.function, slot_states, batch.num_rows))
             except CannotFold as error:
-                raise self._cannot(bound, error, None) from error
-            yield bound, stacked(held, single)
+                raise self._cannot(aggregation, error, None) from error
+            yield aggregation, stacked(slot_states, single)
 
     def _over(self, bound: BoundAggregation, states: State, runs: Runs) -> State:
         try:
@@ -376,21 +379,21 @@ class Folding:
         parts = self._in_pieces(count, self._paces[1], merged)
         return {role: concatenated([part[role] for part in parts]) for role in states} if len(parts) > 1 else parts[0]
 
-    def _in_pieces(self, count: int, pace: Pace, call: Callable[[int, int], T]) -> list[T]:
+    def _in_pieces(self, count: int, pace: SlicePace, call: Callable[[int, int], T]) -> list[T]:
         """Call functions of the user for few groups at a time; return the results of the calls for [first, end)."""
-        found, first = list[T](), 0
-        while not found or first < count:
+        results, first = list[T](), 0
+        while not results or first < count:
             end, began = min(first + pace.rows, count), self._time_slice.now()
             try:
                 with self._time_slice.calling(self._operator, FUNCTION + self._operator):
-                    found.append(call(first, end))
+                    results.append(call(first, end))
             except CannotFold as error:
                 raise CannotFold(
                     error.what, error.next_step, None if error.group is None else error.group + first
                 ) from error
             pace.took(end - first, self._time_slice.now() - began)
             first = end
-        return found
+        return results
 
     def _true(self, batch: pa.RecordBatch) -> Mapping[Condition, pa.Array]:
         if not self._conditions:
@@ -414,15 +417,19 @@ class Folding:
         rows, columns = inputs.complete(bound)
         slots = inputs.slots() if rows is None else inputs.slots()[rows]
         own = distinct(slots)
-        held = self._held(bound, own)
+        states_before = self._held(bound, own)
         try:
-            states = bound.function.fold(held, columns, np.searchsorted(own, slots)) if own.size else held
+            states = (
+                bound.function.fold(states_before, columns, np.searchsorted(own, slots)) if own.size else states_before
+            )
         except CannotFold as error:
             raise self._cannot(bound, error, own) from error
-        changed = np.flatnonzero(np.logical_or.reduce([differ(held[role], states[role]) for role in held]))
-        new = self._named(bound, {role: taken(values, changed) for role, values in states.items()})
-        self._table.check_sizes(own[changed], new)
-        return own[changed], new
+        changed_slots = np.flatnonzero(
+            np.logical_or.reduce([differ(states_before[role], states[role]) for role in states_before])
+        )
+        new = self._named(bound, {role: taken(values, changed_slots) for role, values in states.items()})
+        self._table.check_sizes(own[changed_slots], new)
+        return own[changed_slots], new
 
     def _held(self, bound: BoundAggregation, slots: Slots) -> State:
         """Return the states of slots, a copy."""
@@ -467,7 +474,7 @@ def _column_of(bound: BoundAggregation) -> _Column:
     return (bound.columns[0] if bound.columns else None), bound.condition
 
 
-def _values_at(table: Table, name: str, slots: Slots) -> Any:
+def _values_at(table: StateTable, name: str, slots: Slots) -> Any:
     """Return the values of a column at slots, a copy."""
     if not table.spec.column(name).plain:
         return table.read(name, slots)
@@ -488,7 +495,7 @@ class _Swapped:
 
     size = UNLIMITED
 
-    def __init__(self, table: Table, name: str) -> None:
+    def __init__(self, table: StateTable, name: str) -> None:
         self._table, self._name = table, name
 
     def __getitem__(self, slots: Slots) -> NDArray[Any]:
@@ -498,7 +505,7 @@ class _Swapped:
 class _State(Mapping[str, Any]):
     """The plain columns of state behind one aggregate, by role; each access takes a new view."""
 
-    def __init__(self, table: Table, names: Mapping[str, str]) -> None:
+    def __init__(self, table: StateTable, names: Mapping[str, str]) -> None:
         self._table, self._names = table, names
 
     def __getitem__(self, role: str) -> Any:
@@ -515,7 +522,7 @@ class _State(Mapping[str, Any]):
 class _Found:
     """The slots of a batch, looked up only if a function asks for them before the fold."""
 
-    def __init__(self, table: Table, keys: Keys) -> None:
+    def __init__(self, table: StateTable, keys: Keys) -> None:
         self._table, self._keys = table, keys
         self.found: Slots | None = None
 
@@ -604,11 +611,11 @@ class _Input:
         single[rows] = 1 if do == Do.COUNT else self.values(np.dtype(np.float64 if do.floating else np.int64))
         return single
 
-    def read(self, floating: bool | None) -> Input:
+    def read(self, floating: bool | None) -> KernelInput:
         """Return the column as kernels read it."""
         if floating is None:
-            return Input(None, self._column)
-        return Input(self._values(np.dtype(np.float64 if floating else np.int64)), self._column)
+            return KernelInput(None, self._column)
+        return KernelInput(self._values(np.dtype(np.float64 if floating else np.int64)), self._column)
 
     def _values(self, dtype: np.dtype[Any]) -> NDArray[Any]:
         """Return the values of all rows as this type; nulls have arbitrary ones."""

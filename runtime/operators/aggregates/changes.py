@@ -35,19 +35,19 @@ _BEGIN_NULL = "let the field begin as None, or give it a type without None; or g
 def described(bound: BoundAggregation, column: Description) -> dict[str, Any]:
     """Return the identity of an aggregate: name, function, type of the result, inputs, parameters, condition."""
     inputs = [column(name) for name in bound.columns]
-    shown: dict[str, Any] = {"name": bound.name, "function": bound.kind.name, "result": str(bound.result.type)}
-    shown["input"] = inputs[0] if inputs else None
+    identity: dict[str, Any] = {"name": bound.name, "function": bound.kind.name, "result": str(bound.result.type)}
+    identity["input"] = inputs[0] if inputs else None
     if bound.kind.calls:
-        shown |= {"columns": inputs, "input": None, "code": bound.kind.code(), "state": bound.kind.state()}
+        identity |= {"columns": inputs, "input": None, "code": bound.kind.code(), "state": bound.kind.state()}
     elif inputs[1:]:
-        shown["by"] = inputs[1]
+        identity["by"] = inputs[1]
     if parameters := bound.kind.parameters():
-        shown["parameters"] = parameters
+        identity["parameters"] = parameters
     if (condition := bound.condition) is not None:
-        shown["function"] += WHERE
+        identity["function"] += WHERE
         made = in_terms_of(json.loads(condition.form), condition.columns, lambda name: column(name)["from"])
-        shown["filter"] = {"text": str(condition), "from": made}
-    return shown
+        identity["filter"] = {"text": str(condition), "from": made}
+    return identity
 
 
 def names(before: Kept) -> tuple[str, ...]:
@@ -62,13 +62,13 @@ def without(before: Kept, parts: Collection[str]) -> Kept:
 
 def former_names(aggregations: Sequence[BoundAggregation], before: Kept) -> dict[str, str]:
     """Return the kept name of every aggregate that continues kept state."""
-    kept, former = names(before), {}
-    for bound in aggregations:
-        name = bound.name
-        if name in kept:
+    kept_names, former = names(before), {}
+    for aggregation in aggregations:
+        name = aggregation.name
+        if name in kept_names:
             former[name] = name
-        elif bound.former is not None and bound.former in kept:
-            former[name] = bound.former
+        elif aggregation.former is not None and aggregation.former in kept_names:
+            former[name] = aggregation.former
     return former
 
 
@@ -77,15 +77,15 @@ def continued(aggregations: Sequence[BoundAggregation], before: Kept, columns: S
     own = {column: bound for bound in aggregations for column in bound.state.values()}
     former = former_names(aggregations, before)
     fields = {each["name"]: each["state"] for each in before["aggregates"] if "state" in each}
-    found = {}
+    former_columns = {}
     for column in columns:
         if column not in own:
-            found[column] = column
+            former_columns[column] = column
         elif (name := own[column].name) in former:
             role = column.removeprefix(f"{name}.")
             if role in fields.get(former[name], (role,)):
-                found[column] = f"{former[name]}.{role}"
-    return found
+                former_columns[column] = f"{former[name]}.{role}"
+    return former_columns
 
 
 def compare_aggregates(
@@ -96,22 +96,26 @@ def compare_aggregates(
     Args:
         in_windows: Rows of open windows may be emitted without another record.
     """
-    former, kept = former_names(aggregations, before), {each["name"]: each for each in before["aggregates"]}
-    for bound, new in zip(aggregations, now["aggregates"], strict=True):
+    former, aggregates_before = (
+        former_names(aggregations, before),
+        {each["name"]: each for each in before["aggregates"]},
+    )
+    for aggregation, new in zip(aggregations, now["aggregates"], strict=True):
         name = new["name"]
         if name not in former:
-            _added(found, bound, new, in_windows)
+            _added(found, aggregation, new, in_windows)
             continue
         if former[name] != name:
             found.allow(f"has the aggregate {former[name]!r} under the name {name!r} now", "its state is kept")
-        _compare(found.of(former[name]), bound, kept[former[name]], new)
-    lost = [each for each in kept.values() if each["name"] not in former.values()]
-    for old in lost:
+        _compare(found.of(former[name]), aggregation, aggregates_before[former[name]], new)
+    lost_aggregates = [each for each in aggregates_before.values() if each["name"] not in former.values()]
+    for old in lost_aggregates:
         _lost(found, old)
     order = [former[name] for name in names(now) if name in former]
-    if not lost and order != [name for name in kept if name in order]:
+    if not lost_aggregates and order != [name for name in aggregates_before if name in order]:
         found.allow(
-            f"had the aggregates in the order {', '.join(kept)} and now has {', '.join(names(now))}", READ_UNCHANGED
+            f"had the aggregates in the order {', '.join(aggregates_before)} and now has {', '.join(names(now))}",
+            READ_UNCHANGED,
         )
 
 
@@ -142,29 +146,29 @@ def _lost(found: Found, old: Mapping[str, Any]) -> None:
 
 
 def _compare(found: Found, bound: BoundAggregation, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    called = f"aggregate {new['name']!r}"
+    label = f"aggregate {new['name']!r}"
     if _function(old) != _function(new):
-        found.refuse(f"had {called} as {call(old)} and now has it as {call(new)}")
+        found.refuse(f"had {label} as {call(old)} and now has it as {call(new)}")
         return
     if old["result"] != new["result"]:
-        what = f"had {called} of type {old['result']} and now has it as {new['result']}"
+        what = f"had {label} of type {old['result']} and now has it as {new['result']}"
         if not _widens(old["result"], new["result"]):
             found.refuse(what)
             return
         found.allow(what, READ_UNCHANGED)
     for part, word in (("input", "over"), ("by", "by")):
         if new.get(part) is not None:
-            found.compare_provenance(f"{part} of {called}", old[part], new[part])
-            _compare_types(found, f"{called} {word}", bound, old[part], new[part])
-    for was, given in zip(old.get("columns", ()), new.get("columns", ()), strict=False):
-        found.compare_provenance(f"column of {called}", was, given)
+            found.compare_provenance(f"{part} of {label}", old[part], new[part])
+            _compare_types(found, f"{label} {word}", bound, old[part], new[part])
+    for was, current in zip(old.get("columns", ()), new.get("columns", ()), strict=False):
+        found.compare_provenance(f"column of {label}", was, current)
     if "state" in new:
-        _compare_fields(found, called, old["state"], new["state"])
+        _compare_fields(found, label, old["state"], new["state"])
     if old.get("code") != new.get("code"):
-        found.allow(f"runs other code for {called}", "the kept state is read unchanged, and later rows are added to it")
+        found.allow(f"runs other code for {label}", "the kept state is read unchanged, and later rows are added to it")
     if "filter" in new:
-        was, given = ({"column": each["filter"]["text"], "from": each["filter"]["from"]} for each in (old, new))
-        found.compare_provenance(f"filter= of {called}", was, given)
+        was, current = ({"column": each["filter"]["text"], "from": each["filter"]["from"]} for each in (old, new))
+        found.compare_provenance(f"filter= of {label}", was, current)
 
 
 def _function(aggregate: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from holdfast.runtime.functions.aggregation import BoundAggregation
 from holdfast.runtime.operators.contract import ROUNDS, OperatorContext
-from holdfast.runtime.operators.time_slice import Pace, TimeSlice
+from holdfast.runtime.operators.time_slice import SlicePace, TimeSlice
 from holdfast.runtime.wire.vitals import FUNCTION
 
 Take = Callable[[pa.RecordBatch], None]
@@ -59,7 +59,7 @@ class _Taking:
     mark: str
     take: Take
     time_slice: TimeSlice
-    pace: Pace
+    pace: SlicePace
 
     def some(self, batch: pa.RecordBatch, at: int, base: int) -> tuple[int, list[pa.RecordBatch]]:
         """Take some rows, as many as the pace allows; see Work."""

@@ -48,7 +48,7 @@ from holdfast.runtime.operators.event_clock import CLOCK_TABLE, EventClock, Time
 from holdfast.runtime.operators.joins.rows import Candidates, KeptRows, Slots, draft
 from holdfast.runtime.operators.side import LATE
 from holdfast.runtime.rows.kept_columns import from_state
-from holdfast.runtime.time.join_bounds import LEFT, RIGHT, Bound, bound_text
+from holdfast.runtime.time.join_bounds import LEFT, RIGHT, JoinBound, bound_text
 from holdfast.runtime.time.windows import TIME, WINDOW_END, WINDOW_START, micros_of, outside
 from holdfast.runtime.wire.messages import OperatorProgress
 from holdfast.state.keys.batch import KeyType
@@ -72,7 +72,7 @@ class Join(KeyedStep):
     keys: tuple[str, ...]
     times: tuple[str, str]
     """The column with the event time, per input."""
-    bound: Bound
+    bound: JoinBound
     how: str
     names: tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]
     """Per input, each of its columns and its name in the result."""
@@ -123,14 +123,14 @@ class Join(KeyedStep):
     def compare(self, found: Found, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         compare_keys(found, before["key"], now["key"])
         compare_keys(found, before["right_key"], now["right_key"])
-        for called, old, new in zip(_NAMED, before["event_times"], now["event_times"], strict=True):
+        for side_name, old, new in zip(_NAMED, before["event_times"], now["event_times"], strict=True):
             if typed(old) != typed(new):
                 was, given = columns_text([old]), columns_text([new])
-                found.refuse(f"had the {called} event time {was} and now has {given}")
+                found.refuse(f"had the {side_name} event time {was} and now has {given}")
             else:
-                found.compare_provenance(f"{called} event time", old, new)
-        for called, old, new in zip(_NAMED, before["rows"], now["rows"], strict=True):
-            compare_kept(found, f"{called} column", old, new)
+                found.compare_provenance(f"{side_name} event time", old, new)
+        for side_name, old, new in zip(_NAMED, before["rows"], now["rows"], strict=True):
+            compare_kept(found, f"{side_name} column", old, new)
         if (was := bound_text(before["bound"])) != (shown := bound_text(now["bound"])):
             found.refuse(
                 f"joined rows {was} and now joins rows {shown}", "; rows that it needs may have left its state"
@@ -201,23 +201,23 @@ class JoinOperator(Operator):
         self.rows_in += batch.num_rows
         for side in self.kept:
             side.find_due(self._clock)
-        arrived = self._arrived(port, batch)
-        late = arrived.over <= arrived.clock
+        arrivals = self._arrived(port, batch)
+        late = arrivals.over <= arrivals.clock
         if late.any():
-            self._set_late_apart(port, batch, arrived.rows, late)
-            arrived = arrived.where(~late)
-        if (nulls := arrived.null_keys).any():
-            self._pass_by(port, arrived.where(nulls))
-            arrived = arrived.where(~nulls)
-        if not arrived.times.size:
+            self._set_late_apart(port, batch, arrivals.rows, late)
+            arrivals = arrivals.where(~late)
+        if (nulls := arrivals.null_keys).any():
+            self._pass_by(port, arrivals.where(nulls))
+            arrivals = arrivals.where(~nulls)
+        if not arrivals.times.size:
             return
         types, side, other = self.kept[port].key_types, self.kept[port], self.kept[1 - port]
-        keys = (a if a.type == kind else a.cast(kind) for a, kind in zip(arrived.keys, types, strict=True))
-        arrived = replace(arrived, keys=tuple(keys))
-        own = side.keep(arrived.batch, arrived.keys, arrived.ends, arrived.over)
-        asked = self._asked(port, arrived, other)
+        keys = (a if a.type == kind else a.cast(kind) for a, kind in zip(arrivals.keys, types, strict=True))
+        arrivals = replace(arrivals, keys=tuple(keys))
+        own = side.keep(arrivals.batch, arrivals.keys, arrivals.ends, arrivals.over)
+        asked = self._asked(port, arrivals, other)
         if asked.heads.size:
-            self._ctx.defer(_Pairs(self, port, arrived, own), _as_units(asked))
+            self._ctx.defer(_JoinPairs(self, port, arrivals, own), _as_units(asked))
 
     def on_watermark(self, at_us: int) -> None:
         """Advance event time to this point; emit the unmatched rows that are over."""
@@ -281,25 +281,25 @@ class JoinOperator(Operator):
         if (partners := bound.partners(port, arrived.times)) is None:
             return other.candidates(every, arrived.keys, arrived.ends)
         first, last = (bound.bucket_of(each) for each in partners)
-        found = other.candidates(every, arrived.keys, first)
+        candidates = other.candidates(every, arrived.keys, first)
         further = np.flatnonzero(first != last)
         if not further.size:
-            return found
+            return candidates
         keys = tuple(each.take(pa.array(further)) for each in arrived.keys)
         second = other.candidates(further, keys, last[further])
-        both = [np.concatenate(each) for each in zip(found, second, strict=True)]
+        both = [np.concatenate(each) for each in zip(candidates, second, strict=True)]
         order = np.argsort(both[0], kind="stable")
         return Candidates(*(each[order] for each in both))
 
     def pairs_of(self, port: int, arrived: Arrived, own: Slots, units: Units) -> pa.RecordBatch | None:
         """Return the pairs of rows with some of their candidates; None if there are none, or nothing reads them."""
-        side, other, bound = self.kept[port], self.kept[1 - port], self._step.bound
+        side, other, time_bound = self.kept[port], self.kept[1 - port], self._step.bound
         rows, slots = units.candidates(other, arrived.keys)
-        if (partners := bound.partners(port, arrived.times)) is not None:
+        if (partners := time_bound.partners(port, arrived.times)) is not None:
             first, last = partners
             times = other.times(slots)
             fits = (times >= first[rows]) & (times <= last[rows])
-            fits &= bound.over(1 - port, times, times) > arrived.clock[rows]
+            fits &= time_bound.over(1 - port, times, times) > arrived.clock[rows]
             rows, slots = rows[fits], slots[fits]
         self.rows_out += rows.size
         if not rows.size:
@@ -353,7 +353,7 @@ def _as_units(asked: Candidates) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array(each) for each in columns], list(Units.__dataclass_fields__))
 
 
-class _Pairs:
+class _JoinPairs:
     """The pairs of the rows of one batch, made in pieces."""
 
     def __init__(self, operator: JoinOperator, port: int, arrived: Arrived, own: Slots) -> None:
@@ -418,11 +418,11 @@ class _Rows:
         self, count: int, columns: Mapping[str, pa.Array], keys: Sequence[pa.Array], ends: Times | None
     ) -> pa.RecordBatch:
         """Return rows with these columns; those of a missing partner are null."""
-        found = {**columns, **dict(zip(self._step.keys, keys, strict=True))}
+        all_columns = {**columns, **dict(zip(self._step.keys, keys, strict=True))}
         if ends is not None and self._of_window:  # event times in a window lie behind its end by its size at most
             size_us = self._step.bound.delay_us(LEFT)
-            found |= {WINDOW_START: pa.array(ends - size_us).view(TIME), WINDOW_END: pa.array(ends).view(TIME)}
-        arrays = [_typed(found.get(field.name), field.type, count) for field in self._schema]
+            all_columns |= {WINDOW_START: pa.array(ends - size_us).view(TIME), WINDOW_END: pa.array(ends).view(TIME)}
+        arrays = [_typed(all_columns.get(field.name), field.type, count) for field in self._schema]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
 

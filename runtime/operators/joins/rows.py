@@ -25,15 +25,15 @@ from holdfast.model import LAST_US, NEVER_US
 from holdfast.runtime.operators.contract import TableDraft
 from holdfast.runtime.operators.event_clock import EventClock, Times, drop_vacant
 from holdfast.runtime.rows.kept_columns import kept_column, to_state
-from holdfast.runtime.time.join_bounds import Bound
+from holdfast.runtime.time.join_bounds import JoinBound
 from holdfast.runtime.time.windows import TIME, WINDOW_END
 from holdfast.state.collections.rows import existing
-from holdfast.state.compiled.sources import Input, sources_of
+from holdfast.state.compiled.sources import KernelInput, sources_of
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.tables.kernels.layout import Do
 from holdfast.state.tables.placing import distinct
 from holdfast.state.tables.spec import Columns, ColumnSpec
-from holdfast.state.tables.table import Table
+from holdfast.state.tables.table import StateTable
 
 ROW_NUMBER = "row_number"
 """Numbers the rows of a bucket with equal keys."""
@@ -46,7 +46,7 @@ KEPT = "row."
 UNROUTED = 2
 Slots = NDArray[np.int64]
 _NO_SLOTS: Slots = np.empty(0, np.int64)
-_ROWS_ALONE = sources_of([Input(None)])
+_ROWS_ALONE = sources_of([KernelInput(None)])
 """Sources of a program that only counts rows."""
 
 
@@ -112,20 +112,20 @@ class Due:
         if limit is not None:
             firsts = np.sort(np.concatenate([_NO_SLOTS, *(over[:limit] for over, _ in self._parts)]))
             at_us = min(at_us, int(firsts[min(limit, firsts.size) - 1])) if firsts.size else at_us
-        taken, left = [_NO_SLOTS], []
+        due_slots, left = [_NO_SLOTS], []
         for over, slots in self._parts:
             count = int(np.searchsorted(over, at_us, side="right"))
-            taken.append(slots[:count])
+            due_slots.append(slots[:count])
             if count < slots.size:
                 left.append((over[count:], slots[count:]))
         self._parts = left
-        return np.concatenate(taken)
+        return np.concatenate(due_slots)
 
 
 class KeptRows:
     """The rows of one input, in its table."""
 
-    def __init__(self, table: Table, bound: Bound, port: int, time: str, outer: bool) -> None:
+    def __init__(self, table: StateTable, bound: JoinBound, port: int, time: str, outer: bool) -> None:
         self.table, self.outer = table, outer
         self._bound, self._port, self._time = bound, port, KEPT + time
         self._columns = [column for column in table.spec.columns if column.name.startswith(KEPT)]
@@ -261,13 +261,13 @@ class KeptRows:
     def _found_leaving(self, clock: EventClock, at_us: int) -> Slots:
         if at_us < self._expires_us:
             return _NO_SLOTS
-        found, self._expires_us = [_NO_SLOTS], LAST_US
+        leaving_slots, self._expires_us = [_NO_SLOTS], LAST_US
         for slots in self.table.present_parts():
             leaves = self._leave_at(slots)
             gone = leaves <= clock.of(lambda at=slots: self.table.keys_at(at))  # type: ignore[misc]
-            found.append(slots[gone])
+            leaving_slots.append(slots[gone])
             self._expires_us = min(self._expires_us, int(leaves[~gone].min(initial=LAST_US)))
-        return np.concatenate(found)
+        return np.concatenate(leaving_slots)
 
     # Keys
 

@@ -34,7 +34,7 @@ class TooManyPartials(Exception):
     """A row would raise the number of partial matches of its key above the limit."""
 
 
-class Row(NamedTuple):
+class PatternRow(NamedTuple):
     """A row of one key; rows are ordered by time, and those of the same time by their number."""
 
     at_us: int
@@ -50,19 +50,19 @@ class Partial(NamedTuple):
     """The stage that it waits for; one more than the last: for the end of `within`."""
     had: int
     """Rows that it has taken for this stage."""
-    rows: tuple[Row, ...]
+    rows: tuple[PatternRow, ...]
     stages: tuple[int, ...]
     """The stage of each row."""
     slot: int = -1
     """Where it is stored; -1: it is not."""
 
 
-Holds = Callable[[int, Row, Partial | None], bool]
+Holds = Callable[[int, PatternRow, Partial | None], bool]
 """holds(condition, row, partial): whether the functions of a condition are true; the bits of the row are."""
 
 
 @dataclass(frozen=True)
-class Stage:
+class PatternStage:
     """A step of the pattern that takes rows."""
 
     name: str
@@ -82,7 +82,7 @@ class Stage:
 class Automaton:
     """A pattern, ready to run."""
 
-    stages: tuple[Stage, ...]
+    stages: tuple[PatternStage, ...]
     guards: tuple[int, ...]
     """The conditions of rows that must not come after the last stage; if any, the match is complete by time."""
     within_us: int
@@ -102,7 +102,7 @@ class Automaton:
         return partial.rows[0].at_us + self.within_us
 
     def advance(
-        self, alive: Sequence[Partial], row: Row, fits: int, holds: Holds
+        self, alive: Sequence[Partial], row: PatternRow, fits: int, holds: Holds
     ) -> tuple[list[Partial], list[Partial]]:
         """Take the next row; return the partial matches, and the matches that it completes.
 
@@ -150,7 +150,7 @@ class Automaton:
         stages = [[s.name, s.strict, s.least, s.most, s.consecutive, list(s.guards)] for s in self.stages]
         return {"stages": stages, "guards": list(self.guards)}
 
-    def _take(self, partial: Partial, row: Row, after: list[Partial], complete: list[Partial]) -> None:
+    def _take(self, partial: Partial, row: PatternRow, after: list[Partial], complete: list[Partial]) -> None:
         stage, count = self.stages[partial.stage], partial.had + 1
         rows, stages = (*partial.rows, row), (*partial.stages, partial.stage)
         if count < stage.most:
@@ -162,19 +162,19 @@ class Automaton:
 
     def _skipped(self, alive: list[Partial], complete: list[Partial]) -> tuple[list[Partial], list[Partial]]:
         """Return the partial and complete matches that remain after each complete one."""
-        given, firsts = list[Partial](), set[Row]()
+        matches, firsts = list[Partial](), set[PatternRow]()
         for match in sorted(complete, key=_rank):
             if self.skip == TO_NEXT and match.rows[0] in firsts:
                 continue
-            if self.skip == PAST_LAST and given and match.rows[0] <= given[-1].rows[-1]:
+            if self.skip == PAST_LAST and matches and match.rows[0] <= matches[-1].rows[-1]:
                 continue
-            given.append(match)
+            matches.append(match)
             firsts.add(match.rows[0])
         if self.skip == TO_NEXT:
             alive = [each for each in alive if each.rows[0] not in firsts]
         elif self.skip == PAST_LAST:  # matches that do not overlap end one after another
-            alive = [each for each in alive if each.rows[0] > given[-1].rows[-1]]
-        return alive, given
+            alive = [each for each in alive if each.rows[0] > matches[-1].rows[-1]]
+        return alive, matches
 
 
 def _leading(alive: list[Partial]) -> list[Partial]:
@@ -183,7 +183,7 @@ def _leading(alive: list[Partial]) -> list[Partial]:
     A row does the same to both, so both are completed by it, or neither. Then that with more rows is the match,
     and the other is forgotten. Without this, `times(1, n)` makes n partial matches per first row.
     """
-    best: dict[tuple[Row, int], Partial] = {}
+    best: dict[tuple[PatternRow, int], Partial] = {}
     for each in alive:
         place = each.rows[0], each.stage
         if not each.had and (place not in best or _rank(each) < _rank(best[place])):
@@ -191,5 +191,5 @@ def _leading(alive: list[Partial]) -> list[Partial]:
     return [each for each in alive if each.had or best[each.rows[0], each.stage] is each]
 
 
-def _rank(partial: Partial) -> tuple[Row, int, tuple[int, ...]]:
+def _rank(partial: Partial) -> tuple[PatternRow, int, tuple[int, ...]]:
     return partial.rows[0], -len(partial.rows), partial.stages

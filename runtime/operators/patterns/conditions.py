@@ -19,7 +19,7 @@ from holdfast.runtime.rows.failing import NOT_THE_ROWS_FAULT, raised
 
 
 @dataclass(frozen=True, eq=False)
-class Condition:
+class PatternCondition:
     """Conditions of one step; a matching row meets all of them."""
 
     step: str
@@ -28,7 +28,7 @@ class Condition:
     """Each with whether it also takes the rows of earlier steps."""
 
 
-class FunctionFailed(Exception):
+class MatchFunctionFailed(Exception):
     """A function of the user failed for a row; the text describes how, and the cause is the function's error."""
 
 
@@ -49,4 +49,4 @@ def called(function: Callable[..., Any], *arguments: Any, into: Callable[[Any], 
     except BaseException as error:
         if not is_failure(error):
             raise
-        raise FunctionFailed(raised(error, function, __file__)) from error
+        raise MatchFunctionFailed(raised(error, function, __file__)) from error

@@ -24,14 +24,14 @@ from numpy.typing import NDArray
 from holdfast.model import LAST_US
 from holdfast.runtime.operators.contract import TableDraft
 from holdfast.runtime.operators.joins.rows import ranks
-from holdfast.runtime.operators.patterns.automaton import Partial, Row
+from holdfast.runtime.operators.patterns.automaton import Partial, PatternRow
 from holdfast.runtime.rows.kept_columns import from_state, kept_column, to_state
 from holdfast.runtime.time.windows import TIME
 from holdfast.state.collections.rows import OrderedRows, drop_absent, existing, extended
 from holdfast.state.keys.batch import Keys, KeyType
 from holdfast.state.tables.ordered import BY_KEY
 from holdfast.state.tables.spec import ColumnSpec
-from holdfast.state.tables.table import Table
+from holdfast.state.tables.table import StateTable
 
 Slots = NDArray[np.int64]
 Times = NDArray[np.int64]
@@ -63,17 +63,19 @@ def drafts(given: pa.Schema, keys: Sequence[str], columns: Sequence[str]) -> tup
     users = [given.field(name) for name in keys]
     places = [pa.field(ROW_TIME, TIME, nullable=False), pa.field(ROW_NUMBER, pa.int32(), nullable=False)]
     kept = [kept_column(given.field(name), KEPT + name) for name in columns]
-    found = tuple(column for column in kept if column is not None)
-    assert len(found) == len(kept), "the pattern was not checked"
+    state_columns = tuple(column for column in kept if column is not None)
+    assert len(state_columns) == len(kept), "the pattern was not checked"
     times = tuple(KEPT + name for name in columns if given.field(name).type == TIME)
     number = pa.field(PARTIAL, pa.int64(), nullable=False)
     return (
         TableDraft(KeyType.of([*users, number], suffix=1), (STAGE, COUNT, ENDS, TAKEN), orders=(BY_KEY, ENDS.name)),
-        TableDraft(KeyType.of([*users, *places], suffix=2), (DUE, FITS, SAME, *found), ROWS, None, (DUE.name,), times),
+        TableDraft(
+            KeyType.of([*users, *places], suffix=2), (DUE, FITS, SAME, *state_columns), ROWS, None, (DUE.name,), times
+        ),
     )
 
 
-class KeptRows:
+class StoredRows:
     """The rows of one subtask.
 
     Args:
@@ -81,7 +83,7 @@ class KeptRows:
         given: The columns of the stream.
     """
 
-    def __init__(self, table: Table, keys: Sequence[str], time: str, given: pa.Schema) -> None:
+    def __init__(self, table: StateTable, keys: Sequence[str], time: str, given: pa.Schema) -> None:
         self.table, self._keys, self._time, self._given = table, tuple(keys), time, given
         self._columns = [column for column in table.spec.columns if column.name.startswith(KEPT)]
 
@@ -111,10 +113,10 @@ class KeptRows:
         """Return the keys of rows."""
         return self.table.keys_at(slots).routed()
 
-    def rows(self, slots: Slots) -> list[Row]:
+    def rows(self, slots: Slots) -> list[PatternRow]:
         """Return rows as the automaton sees them."""
         *_, times, numbers = self.table.key_columns(slots)
-        return list(map(Row, times.view(pa.int64()).to_pylist(), numbers.to_pylist(), slots.tolist()))
+        return list(map(PatternRow, times.view(pa.int64()).to_pylist(), numbers.to_pylist(), slots.tolist()))
 
     def found(self, users: Keys, times: Times, numbers: Slots) -> Slots:
         """Return the slots of rows that partial matches have."""
@@ -127,7 +129,7 @@ class KeptRows:
         *keys, times, _ = self.table.key_columns(slots)
         own = {**dict(zip(self._keys, keys, strict=True))}
         kept = [name for name in names if name not in own and name != self._time]
-        found = self.table.read_columns([KEPT + name for name in kept], slots)
+        state_columns = self.table.read_columns([KEPT + name for name in kept], slots)
         fields, arrays = [self._given.field(name) for name in names], []
         for field in fields:
             if field.name in own:
@@ -135,7 +137,7 @@ class KeptRows:
             elif field.name == self._time:
                 array = times
             else:
-                array = from_state(found[KEPT + field.name], field.type)
+                array = from_state(state_columns[KEPT + field.name], field.type)
             arrays.append(array if array.type == field.type else array.cast(field.type))
         return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
@@ -165,7 +167,7 @@ class Loaded(NamedTuple):
 class Partials:
     """The partial matches of one subtask."""
 
-    def __init__(self, table: Table, rows: KeptRows, within_us: int) -> None:
+    def __init__(self, table: StateTable, rows: StoredRows, within_us: int) -> None:
         self.table, self._found, self._rows, self._within_us = table, OrderedRows(table), rows, within_us
 
     def load(self, users: Keys) -> Loaded:
@@ -180,7 +182,7 @@ class Partials:
         whole = np.frombuffer(b"".join(taken), _TAKEN).reshape(-1, 3)
         sizes = np.array([len(each) // (3 * _TAKEN.itemsize) for each in taken])
         held = self._rows.found(users.take(np.repeat(owners, sizes)), whole[:, 1], whole[:, 2])
-        rows = list(map(Row, whole[:, 1].tolist(), whole[:, 2].tolist(), held.tolist()))
+        rows = list(map(PatternRow, whole[:, 1].tolist(), whole[:, 2].tolist(), held.tolist()))
         stages, ends = whole[:, 0].tolist(), np.cumsum(sizes).tolist()
         numbers = self.table.key_columns(slots)[-1].to_pylist()
         waiting, had = (self.table.values(c.name, slots).tolist() for c in (STAGE, COUNT))

@@ -40,10 +40,10 @@ from holdfast.runtime.operators.contract import (
 )
 from holdfast.runtime.operators.differences import Found, columns_text, compare_kept, compare_keys, typed
 from holdfast.runtime.operators.event_clock import CLOCK_TABLE, EventClock, time_not_held
-from holdfast.runtime.operators.patterns.automaton import NONE, Automaton, Partial, Row, TooManyPartials
-from holdfast.runtime.operators.patterns.conditions import Condition, FunctionFailed, called
-from holdfast.runtime.operators.patterns.kept import ENDS, FITS, ROWS, KeptRows, Loaded, Partials, Slots, drafts
-from holdfast.runtime.operators.patterns.results import Complete, Result, SeenRows, batch_of_columns
+from holdfast.runtime.operators.patterns.automaton import NONE, Automaton, Partial, PatternRow, TooManyPartials
+from holdfast.runtime.operators.patterns.conditions import MatchFunctionFailed, PatternCondition, called
+from holdfast.runtime.operators.patterns.kept import ENDS, FITS, ROWS, Loaded, Partials, Slots, StoredRows, drafts
+from holdfast.runtime.operators.patterns.results import Complete, MatchResult, SeenRows, batch_of_columns
 from holdfast.runtime.operators.side import LATE
 from holdfast.runtime.operators.windows.merging import grouped
 from holdfast.runtime.rows.dead_letters import DeadLetter, OnError, encode_row, reported
@@ -73,9 +73,9 @@ class Match(KeyedStep):
     columns: tuple[str, ...]
     """Columns of the rows that functions see or results are made of, in order."""
     automaton: Automaton
-    conditions: tuple[Condition, ...]
+    conditions: tuple[PatternCondition, ...]
     row_type: type | None
-    result: Result
+    result: MatchResult
     delayed: bool
     """Whether the result's event time may be that of any row of the match."""
     on_error: OnError
@@ -170,7 +170,7 @@ class MatchOperator(Operator):
         self.mark = FUNCTION + step.operator if step.functions else f"operator: {step.operator}"
         self._keys = KeyType.of(ctx.given.field(name) for name in step.keys)
         self._clock = EventClock(step.operator, ctx)
-        self._rows = KeptRows(ctx.table(part_name(step.operator, ROWS)), step.keys, step.time, ctx.given)
+        self._rows = StoredRows(ctx.table(part_name(step.operator, ROWS)), step.keys, step.time, ctx.given)
         self._partials = Partials(ctx.table(step.operator), self._rows, step.automaton.within_us)
         self._seen = SeenRows(self._rows, step.columns, ctx.given, step.row_type, step.automaton.stages)
         functions = [each for condition in step.conditions for each in condition.functions]
@@ -225,14 +225,14 @@ class MatchOperator(Operator):
 
     def _fits(self, batch: pa.RecordBatch) -> Slots:
         """Return per row the bits of the conditions whose expressions hold."""
-        fits, computed = np.zeros(batch.num_rows, np.int64), dict[str, pl.Expr]()
+        fits, expressions = np.zeros(batch.num_rows, np.int64), dict[str, pl.Expr]()
         for number, condition in enumerate(self._step.conditions):
             if condition.expressions:
-                computed[str(number)] = pl.all_horizontal([each.fill_null(False) for each in condition.expressions])
+                expressions[str(number)] = pl.all_horizontal([each.fill_null(False) for each in condition.expressions])
             else:
                 fits |= 1 << number
-        if computed and batch.num_rows:
-            for name, held in self._computed(batch, computed).items():
+        if expressions and batch.num_rows:
+            for name, held in self._computed(batch, expressions).items():
                 fits |= held.astype(np.int64) << int(name)
         return fits
 
@@ -242,13 +242,13 @@ class MatchOperator(Operator):
         assert isinstance(frame, pl.DataFrame)
         try:
             # with_columns fills constants to the length of the frame, which select alone would not.
-            found = frame.with_columns(each.alias(f"_{name}") for name, each in exprs.items())
+            result_frame = frame.with_columns(each.alias(f"_{name}") for name, each in exprs.items())
         except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
             raise self._failed(
                 f"{self._step.use} cannot be computed: {error}",
                 "make the conditions take every value, or put a filter before the pattern",
             ) from error
-        return {name: found.get_column(f"_{name}").to_numpy() for name in exprs}
+        return {name: result_frame.get_column(f"_{name}").to_numpy() for name in exprs}
 
     # Rows that are due
 
@@ -268,24 +268,24 @@ class MatchOperator(Operator):
             return None
         began = self._ctx.time_slice.now()
         users = grouped(over).keys
-        loaded = self._partials.load(users)
+        before = self._partials.load(users)
         now, complete = list[list[Partial]](), list[Complete]()
-        for alive in loaded.partials:
+        for alive in before.partials:
             left, found = self._automaton.expire(alive, at_us)
             now.append(left)
             complete += [Complete(each, self._automaton.ends(each)) for each in found]
-        given = self._settled(users, loaded, now, complete, np.empty(0, np.int64))
+        given = self._settled(users, before, now, complete, np.empty(0, np.int64))
         self._pace_of_ends.took(len(over), self._ctx.time_slice.now() - began)
         return given
 
     def _take(self, slots: Slots) -> list[pa.RecordBatch]:
         owners, users = grouped(self._rows.users(slots))
         fits = self._rows.table.values(FITS.name, slots)
-        loaded = self._partials.load(users)
-        active = loaded.counts > 0
+        before = self._partials.load(users)
+        active = before.counts > 0
         active[owners[(fits & 1) != 0]] = True
         mine = np.flatnonzero(active[owners])
-        now = [list(each) for each in loaded.partials]
+        now = [list(each) for each in before.partials]
         complete: list[Complete] = []
         if mine.size:
             mine = mine[np.argsort(owners[mine], kind="stable")]
@@ -297,27 +297,27 @@ class MatchOperator(Operator):
             for owner, row, bits in zip(owners[mine].tolist(), rows, fits[mine].tolist(), strict=True):
                 if now[owner] or bits & 1:
                     now[owner] = self._advanced(now[owner], row, bits, complete)
-        return self._settled(users, loaded, now, complete, slots)
+        return self._settled(users, before, now, complete, slots)
 
-    def _advanced(self, alive: list[Partial], row: Row, bits: int, complete: list[Complete]) -> list[Partial]:
+    def _advanced(self, alive: list[Partial], row: PatternRow, bits: int, complete: list[Complete]) -> list[Partial]:
         """Take one row of a key; return its partial matches."""
         automaton = self._automaton
         if alive:
-            alive, found = automaton.expire(alive, row.at_us)
-            complete += [Complete(each, automaton.ends(each)) for each in found]
+            alive, matches = automaton.expire(alive, row.at_us)
+            complete += [Complete(each, automaton.ends(each)) for each in matches]
         try:
-            after, found = automaton.advance(alive, row, bits, self._holds)
-        except FunctionFailed as failed:
+            after, matches = automaton.advance(alive, row, bits, self._holds)
+        except MatchFunctionFailed as failed:
             self._leave_out(row, f"a function {failed}", CORRECT_IT, failed.__cause__)
             return alive
         except TooManyPartials:
             # As if it had not come: without a part of its partial matches, later matches would be wrong in silence.
             self._leave_out(row, self._too_many(row), self._fewer(), None)
             return alive
-        complete += [Complete(each, row.at_us) for each in found]
+        complete += [Complete(each, row.at_us) for each in matches]
         return after
 
-    def _holds(self, condition: int, row: Row, partial: Partial | None) -> bool:
+    def _holds(self, condition: int, row: PatternRow, partial: Partial | None) -> bool:
         for function, takes_matches in self._step.conditions[condition].functions:
             given = [self._seen.row(row)]
             if takes_matches:
@@ -330,7 +330,7 @@ class MatchOperator(Operator):
         self, users: Keys, loaded: Loaded, now: list[list[Partial]], complete: list[Complete], due: Slots
     ) -> list[pa.RecordBatch]:
         """Return the rows of matches; keep the partial matches and their rows, and drop the other rows of this call."""
-        given = self._results(complete)
+        batches = self._results(complete)
         self._partials.store(users, loaded, now)
         had = {row.slot for alive in loaded.partials for each in alive for row in each.rows}
         left = {row.slot for alive in now for each in alive for row in each.rows}
@@ -340,7 +340,7 @@ class MatchOperator(Operator):
         if gone.size:
             self._rows.table.delete(gone)
         self._seen.clear()
-        return given
+        return batches
 
     # Results
 
@@ -364,7 +364,7 @@ class MatchOperator(Operator):
         try:
             row = called(select, matches)
             batch_of_rows(self._schema, [row], self._step.result.to)
-        except FunctionFailed as failed:
+        except MatchFunctionFailed as failed:
             self._leave_out(last, f"a function {failed}", CORRECT_IT, failed.__cause__)
             return []
         except WrongRow as wrong:
@@ -374,7 +374,7 @@ class MatchOperator(Operator):
 
     # Failures
 
-    def _too_many(self, row: Row) -> str:
+    def _too_many(self, row: PatternRow) -> str:
         table = self._rows.table
         columns = table.key_columns(np.array([row.slot]))[: len(self._step.keys)]
         key = ", ".join(str(column[0].as_py()) for column in columns)
@@ -390,7 +390,7 @@ class MatchOperator(Operator):
         times = "smaller .times or a " if any(stage.most > 1 for stage in self._automaton.stages) else ""
         return ", ".join([*ways, f"give the pattern a {times}shorter .within and a new name"])
 
-    def _leave_out(self, row: Row, why: str, next_step: str, cause: BaseException | None) -> None:
+    def _leave_out(self, row: PatternRow, why: str, next_step: str, cause: BaseException | None) -> None:
         """Count a row that fails and may, or make it a dead letter."""
         step = self._step
         what = f"{step.use}: {why}"

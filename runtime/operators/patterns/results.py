@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from holdfast.runtime.operators.patterns.automaton import Partial, Row, Stage
-from holdfast.runtime.operators.patterns.kept import KeptRows, Slots
+from holdfast.runtime.operators.patterns.automaton import Partial, PatternRow, PatternStage
+from holdfast.runtime.operators.patterns.kept import Slots, StoredRows
 from holdfast.runtime.rows.row_types import RowMaker, row_class
 from holdfast.runtime.time.windows import TIME
 
 
-class Taken(NamedTuple):
+class ColumnOrigin(NamedTuple):
     """A column of the result: one of the row that a stage took; of its first row, if no stage is named."""
 
     stage: int | None
@@ -26,10 +26,10 @@ class Taken(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Result:
+class MatchResult:
     """How a match becomes a row: by columns, or by a function of the rows."""
 
-    columns: tuple[Taken | None, ...]
+    columns: tuple[ColumnOrigin | None, ...]
     """Per column of the result; None: the event time of the match. Empty if a function returns the row."""
     select: Callable[[Any], Any] | None
     to: type | None = None
@@ -48,7 +48,12 @@ class SeenRows:
     """Rows of one piece of work as Python functions see them."""
 
     def __init__(
-        self, rows: KeptRows, columns: Sequence[str], given: pa.Schema, kind: type | None, stages: Sequence[Stage]
+        self,
+        rows: StoredRows,
+        columns: Sequence[str],
+        given: pa.Schema,
+        kind: type | None,
+        stages: Sequence[PatternStage],
     ) -> None:
         self._rows, self._columns = rows, columns
         self._maker = RowMaker(pa.schema([given.field(name) for name in columns]), kind)
@@ -67,7 +72,7 @@ class SeenRows:
             made = self._maker.rows(self._rows.read(self._columns, new))
             self._seen.update(zip(new.tolist(), made, strict=True))
 
-    def row(self, row: Row) -> Any:
+    def row(self, row: PatternRow) -> Any:
         """Return a row that was made, or make it."""
         if row.slot not in self._seen:
             self.make([row.slot])
@@ -75,27 +80,31 @@ class SeenRows:
 
     def matches(self, partial: Partial) -> Any:
         """Return the rows of a partial match by stage: a row or None; of a stage with `times`, a tuple of rows."""
-        taken: list[list[Any]] = [[] for _ in self._single]
+        rows_by_stage: list[list[Any]] = [[] for _ in self._single]
         for row, stage in zip(partial.rows, partial.stages, strict=True):
-            taken[stage].append(self.row(row))
+            rows_by_stage[stage].append(self.row(row))
         return self._matches(
             (mine[0] if mine else None) if single else tuple(mine)
-            for mine, single in zip(taken, self._single, strict=True)
+            for mine, single in zip(rows_by_stage, self._single, strict=True)
         )
 
 
-def batch_of_columns(result: Result, rows: KeptRows, complete: Sequence[Complete], schema: pa.Schema) -> pa.RecordBatch:
+def batch_of_columns(
+    result: MatchResult, rows: StoredRows, complete: Sequence[Complete], schema: pa.Schema
+) -> pa.RecordBatch:
     """Return matches as rows of these columns."""
     slots: dict[int | None, Slots] = {}
-    for stage in {taken.stage for taken in result.columns if taken is not None}:
+    for stage in {origin.stage for origin in result.columns if origin is not None}:
         places = (0 if stage is None else each.match.stages.index(stage) for each in complete)
         found = (each.match.rows[place].slot for each, place in zip(complete, places, strict=True))
         slots[stage] = np.fromiter(found, np.int64, len(complete))
-    read = {
+    batches_by_stage = {
         stage: rows.read([t.column for t in result.columns if t is not None and t.stage == stage], mine)
         for stage, mine in slots.items()
     }
     at_us = pa.array([each.at_us for each in complete], pa.int64()).view(TIME)
-    arrays = [at_us if taken is None else read[taken.stage].column(taken.column) for taken in result.columns]
+    arrays = [
+        at_us if origin is None else batches_by_stage[origin.stage].column(origin.column) for origin in result.columns
+    ]
     typed = [a if a.type == field.type else a.cast(field.type) for a, field in zip(arrays, schema, strict=True)]
     return pa.RecordBatch.from_arrays(typed, schema=schema)

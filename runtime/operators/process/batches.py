@@ -114,11 +114,11 @@ class ProcessBatchesOperator(Operator):
         """Handle rows from row `at` on; return their number and the rows emitted for them."""
         piece = batch.slice(at, self._pace.rows).select(self._step.columns)
         began = self._ctx.time_slice.now()
-        given = self._handled(piece)
+        outputs = self._handled(piece)
         self._pace.took(piece.num_rows, self._ctx.time_slice.now() - began)
         self.rows_in += piece.num_rows
-        self.rows_out += sum(each.num_rows for each in given)
-        return piece.num_rows, given
+        self.rows_out += sum(each.num_rows for each in outputs)
+        return piece.num_rows, outputs
 
     def on_barrier(self) -> None:
         if drop_vacant(self._table, self._looked_up):
@@ -152,13 +152,13 @@ class ProcessBatchesOperator(Operator):
         size = len(self._table)
         slots = self._table.slots(self._table.spec.key.encode([piece.column(name) for name in self._step.keys]))
         self._looked_up += len(self._table) - size
-        known, self._context.numbers = np.unique(slots, return_inverse=True)
-        self._context.keys = known.size
+        key_slots, self._context.numbers = np.unique(slots, return_inverse=True)
+        self._context.keys = key_slots.size
         for name, value in self._values.items():
-            self._load(value, self._table.read(name, known), self._kinds[name])
+            self._load(value, self._table.read(name, key_slots), self._kinds[name])
         self._function.on_batch(self._context, piece)
         given = [self._fitting(columns) for columns in self._context.taken()]
-        self._store(known)
+        self._store(key_slots)
         return [batch for batch in given if batch.num_rows]
 
     def _load(self, value: BatchValue, stored: pa.Array, kind: type) -> None:

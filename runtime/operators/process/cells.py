@@ -35,7 +35,7 @@ from holdfast.state.collections.maps import Maps
 from holdfast.state.collections.rows import EXPIRES, NEVER, drop_absent, expire
 from holdfast.state.collections.timers import AT, Timers
 from holdfast.state.keys.batch import Keys
-from holdfast.state.tables.table import Table
+from holdfast.state.tables.table import StateTable
 
 VALUE = "value"
 """The column of values in the tables of lists, maps and values with a time to live."""
@@ -115,7 +115,7 @@ class Life:
 class Own:
     """Base of all cells: their table, and the current frame."""
 
-    table: Table
+    table: StateTable
     frame: Frame
 
     def current(self) -> Frame:
@@ -185,7 +185,7 @@ class ValueRows(Own):
         kinds: By column.
     """
 
-    def __init__(self, table: Table, kinds: dict[str, StateType], clock: str = EVENT, ttl_us: int = 0) -> None:
+    def __init__(self, table: StateTable, kinds: dict[str, StateType], clock: str = EVENT, ttl_us: int = 0) -> None:
         self.table, self._kinds, self._clock = table, kinds, clock
         self._expiring = ttl_us > 0
         life = Life(self.current, clock, ttl_us) if self._expiring else None
@@ -206,19 +206,19 @@ class ValueRows(Own):
                 cell.expires = self.table.values(EXPIRES, self._slots).tolist()
 
     def store(self) -> None:
-        changed = sorted(set().union(*(cell.dirty for cell in self.cells.values())))
-        if not changed:
+        dirty_keys = sorted(set().union(*(cell.dirty for cell in self.cells.values())))
+        if not dirty_keys:
             return
-        rows = np.array(changed, np.int64)
+        rows = np.array(dirty_keys, np.int64)
         columns: dict[str, Any] = {}
         present = np.zeros(rows.size, bool)
         for name, cell in self.cells.items():
-            array = pa.array([cell.values[k] for k in changed], self._kinds[name].arrow)
+            array = pa.array([cell.values[k] for k in dirty_keys], self._kinds[name].arrow)
             columns[name] = array
             present |= array.is_valid().to_numpy(zero_copy_only=False)
         if self._expiring:
             (cell,) = self.cells.values()
-            columns[EXPIRES] = np.array([cell.expires[k] for k in changed], np.int64)
+            columns[EXPIRES] = np.array([cell.expires[k] for k in dirty_keys], np.int64)
         self._write(self._slots[rows], columns, present)
 
     def _write(self, slots: Rows, columns: dict[str, Any], present: NDArray[np.bool_]) -> None:
@@ -245,7 +245,7 @@ class ValueRows(Own):
             self.looked_up = 0
 
 
-class Kept(NamedTuple):
+class StoredEntry(NamedTuple):
     """An element of a list or an entry of a map, as it is stored."""
 
     value: Any
@@ -255,7 +255,7 @@ class Kept(NamedTuple):
 class _Collection(Own):
     """Base of lists and maps."""
 
-    def __init__(self, table: Table, kind: StateType, clock: str, ttl_us: int) -> None:
+    def __init__(self, table: StateTable, kind: StateType, clock: str, ttl_us: int) -> None:
         self.table, self._kind, self._clock, self._expiring = table, kind, clock, ttl_us > 0
         self._life = Life(self.current, clock, ttl_us)
         self.loaded = False
@@ -264,21 +264,21 @@ class _Collection(Own):
         super().begin(frame)
         self.loaded = False
 
-    def _kept(self, value: Any) -> Kept:
-        return Kept(self._kind.encode(value), self._life.ends())
+    def _kept(self, value: Any) -> StoredEntry:
+        return StoredEntry(self._kind.encode(value), self._life.ends())
 
-    def _value(self, kept: Kept) -> Any:
+    def _value(self, kept: StoredEntry) -> Any:
         return kept.value if self._kind.decode is None else self._kind.decode(kept.value)
 
-    def _alive(self, kept: Kept) -> bool:
+    def _alive(self, kept: StoredEntry) -> bool:
         return not self._expiring or kept.expires > self._life.now_us()
 
-    def _read(self, slots: Rows) -> list[Kept]:
+    def _read(self, slots: Rows) -> list[StoredEntry]:
         values = values_of(self.table.read(VALUE, slots))
         ends = self.table.values(EXPIRES, slots).tolist() if self._expiring else [NEVER] * len(values)
-        return list(map(Kept, values, ends))
+        return list(map(StoredEntry, values, ends))
 
-    def _columns(self, kept: Sequence[Kept]) -> dict[str, Any]:
+    def _columns(self, kept: Sequence[StoredEntry]) -> dict[str, Any]:
         columns: dict[str, Any] = {VALUE: pa.array([each.value for each in kept], self._kind.arrow)}
         if self._expiring:
             columns[EXPIRES] = np.array([each.expires for each in kept], np.int64)
@@ -296,7 +296,7 @@ class _Collection(Own):
 class _Listed:
     """The list of one key."""
 
-    items: list[Kept]
+    items: list[StoredEntry]
     stored: int
     """So many of the first items are rows of the table."""
     popped: int = 0
@@ -304,7 +304,7 @@ class _Listed:
     gone: int = 0
     """So many of the first items were removed; they stay until the frame ends, so removing one moves no others."""
 
-    def rest(self) -> list[Kept]:
+    def rest(self) -> list[StoredEntry]:
         """Return the items that were not removed; the list itself if none was."""
         return self.items[self.gone :] if self.gone else self.items
 
@@ -312,7 +312,7 @@ class _Listed:
 class ListCell(_Collection):
     """`hf.List` at run time."""
 
-    def __init__(self, table: Table, kind: StateType, clock: str, ttl_us: int) -> None:
+    def __init__(self, table: StateTable, kind: StateType, clock: str, ttl_us: int) -> None:
         super().__init__(table, kind, clock, ttl_us)
         self._lists = Lists(table)
         self._all: list[_Listed] = []
@@ -326,12 +326,12 @@ class ListCell(_Collection):
         self._changing().items.append(kept)
 
     def pop_first(self) -> Any:
-        listed = self._changing()
-        while listed.gone < len(listed.items):
-            first = listed.items[listed.gone]
-            listed.gone += 1
-            if listed.stored:
-                listed.stored, listed.popped = listed.stored - 1, listed.popped + 1
+        list_state = self._changing()
+        while list_state.gone < len(list_state.items):
+            first = list_state.items[list_state.gone]
+            list_state.gone += 1
+            if list_state.stored:
+                list_state.stored, list_state.popped = list_state.stored - 1, list_state.popped + 1
             if self._alive(first):
                 return self._value(first)
         return None
@@ -367,12 +367,12 @@ class ListCell(_Collection):
         return self._all[self.frame.k]
 
     def _changing(self) -> _Listed:
-        listed, frame = self._at(), self.frame
+        list_state, frame = self._at(), self.frame
         if frame.journal is not None:
-            old = len(listed.items), listed.gone, listed.stored, listed.popped
+            old = len(list_state.items), list_state.gone, list_state.stored, list_state.popped
             frame.journal.append((self._back, frame.k, old))
         self._dirty.add(frame.k)
-        return listed
+        return list_state
 
     def _back(self, k: int, old: tuple[int, int, int, int]) -> None:
         listed = self._all[k]
@@ -384,11 +384,17 @@ class MapCell(_Collection):
     """`hf.Map` at run time."""
 
     def __init__(
-        self, table: Table, kind: StateType, clock: str, ttl_us: int, keys: pa.DataType, encode: Callable[[Any], Any]
+        self,
+        table: StateTable,
+        kind: StateType,
+        clock: str,
+        ttl_us: int,
+        keys: pa.DataType,
+        encode: Callable[[Any], Any],
     ) -> None:
         super().__init__(table, kind, clock, ttl_us)
         self._maps, self._keys, self._encode_key = Maps(table), keys, encode
-        self._all: list[dict[Any, Kept]] = []
+        self._all: list[dict[Any, StoredEntry]] = []
         self._dirty: dict[tuple[int, Any], None] = {}
 
     def get(self, key: Any, default: Any = None) -> Any:
@@ -419,18 +425,18 @@ class MapCell(_Collection):
     def store(self) -> None:
         if not self.loaded or not self._dirty:
             return
-        puts = [(k, key, kept) for k, key in self._dirty if (kept := self._all[k].get(key)) is not None]
+        puts = [(k, key, entry) for k, key in self._dirty if (entry := self._all[k].get(key)) is not None]
         gone = [(k, key) for k, key in self._dirty if key not in self._all[k]]
         if gone:
             self._maps.remove(*self._rows([k for k, _ in gone], [key for _, key in gone]))
         if puts:
             at = self._rows([k for k, _, _ in puts], [key for _, key, _ in puts])
-            self._maps.put(*at, self._columns([kept for _, _, kept in puts]))
+            self._maps.put(*at, self._columns([entry for _, _, entry in puts]))
 
     def _rows(self, ks: list[int], keys: list[Any]) -> tuple[Keys, list[pa.Array]]:
         return self.frame.users.take(np.array(ks, np.int64)), [pa.array(keys, self._keys)]
 
-    def _at(self) -> dict[Any, Kept]:
+    def _at(self) -> dict[Any, StoredEntry]:
         if not self.loaded:
             found = self._maps.find(self.frame.users)
             (keys,) = self._maps.map_keys(found.slots)
@@ -440,7 +446,7 @@ class MapCell(_Collection):
             self._dirty, self.loaded = {}, True
         return self._all[self.frame.k]
 
-    def _put(self, key: Any, kept: Kept | None) -> None:
+    def _put(self, key: Any, kept: StoredEntry | None) -> None:
         entries, frame = self._at(), self.frame
         if frame.journal is not None:
             frame.journal.append((self._back, frame.k, (key, entries.get(key))))
@@ -450,18 +456,18 @@ class MapCell(_Collection):
         else:
             entries[key] = kept
 
-    def _back(self, k: int, old: tuple[Any, Kept | None]) -> None:
-        key, kept = old
-        if kept is None:
+    def _back(self, k: int, old: tuple[Any, StoredEntry | None]) -> None:
+        key, entry = old
+        if entry is None:
             self._all[k].pop(key, None)
         else:
-            self._all[k][key] = kept
+            self._all[k][key] = entry
 
 
 class TimerCell(Own):
     """`hf.Timer` at run time. It has its own table, so timers can be added without a change to the others."""
 
-    def __init__(self, table: Table, number: int, name: str, handler: str, clock: str = EVENT) -> None:
+    def __init__(self, table: StateTable, number: int, name: str, handler: str, clock: str = EVENT) -> None:
         self.table, self.timers = table, Timers(table)
         self.number, self.name, self.handler, self.clock = number, name, handler, clock
         self.due: dict[int, int] = {}
@@ -514,11 +520,11 @@ class TimerCell(Own):
     def store(self) -> None:
         """Write changes; a timer that was due and did not fire returns to the table."""
         changes = self._changes | self.due
-        for gone in (True, False):
-            ks = [k for k, at in changes.items() if (at is None) is gone]
+        for is_deletion in (True, False):
+            ks = [k for k, at in changes.items() if (at is None) is is_deletion]
             if ks:
                 users, zeros = self.frame.users.take(np.array(ks, np.int64)), np.zeros(len(ks), np.int64)
-                if gone:
+                if is_deletion:
                     self.timers.clear(users, zeros)
                 else:
                     self.timers.set(users, zeros, np.array([changes[k] for k in ks], np.int64))

@@ -59,7 +59,7 @@ class Events(ABC):
         """Return a batch and its row that show the event in a dead letter."""
 
 
-class Records(Events):
+class RecordEvents(Events):
     """The records of a piece.
 
     Args:

@@ -59,7 +59,7 @@ from holdfast.runtime.operators.process.cells import (
     time_of,
 )
 from holdfast.runtime.operators.process.changes import compare_states
-from holdfast.runtime.operators.process.events import Events, Firings, Records
+from holdfast.runtime.operators.process.events import Events, Firings, RecordEvents
 from holdfast.runtime.operators.process.step import NOT_DONE, FunctionStep
 from holdfast.runtime.operators.processing_clock import NOW_TABLE, ProcessingClock
 from holdfast.runtime.rows.dead_letters import DeadLetter, encode_row, reported
@@ -76,7 +76,7 @@ from holdfast.state.collections.rows import EXPIRES, EXPIRY_COLUMN
 from holdfast.state.collections.timers import Timers
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.keys.keygroups import splitmix64
-from holdfast.state.tables.table import Table
+from holdfast.state.tables.table import StateTable
 from holdfast.storage.xxh3 import xxh3_of
 
 E = TypeVar("E", bound=Events)
@@ -92,7 +92,7 @@ _NO_EVENT = object()
 
 
 @dataclass(frozen=True, eq=False)
-class Process(FunctionStep):
+class ProcessRecords(FunctionStep):
     """Call a keyed function with every record, and when its timers fire."""
 
     row_type: type | None
@@ -116,21 +116,21 @@ class Process(FunctionStep):
 
     def tables(self, given: Sequence[pa.Schema]) -> tuple[TableDraft, ...]:
         users = KeyType.of(given[0].field(key) for key in self.keys)
-        declared, own = declared_by(self.process), []
+        declaration, own = declared_by(self.process), []
         drafts = [CLOCK_TABLE, NOW_TABLE]
-        for name, value in declared.values.items():
+        for name, value in declaration.values.items():
             if not value.ttl:
                 own.append(state_type(name, value.type).column)
                 continue
             columns = (state_type(VALUE, value.type).column, EXPIRY_COLUMN)
             drafts.append(TableDraft(users, columns, name, orders=(EXPIRES,)))
-        for name, listed in declared.lists.items():
+        for name, listed in declaration.lists.items():
             element = [state_type(VALUE, listed.type).column]
             drafts.append(TableDraft.of(Lists.spec(0, name, users, element, expiring=bool(listed.ttl)), name))
-        for name, mapped in declared.maps.items():
+        for name, mapped in declaration.maps.items():
             key, entry = KeyType(("map_key",), (MAP_KEYS[mapped.key],)), [state_type(VALUE, mapped.type).column]
             drafts.append(TableDraft.of(Maps.spec(0, name, users, key, entry, expiring=bool(mapped.ttl)), name))
-        drafts += [TableDraft.of(Timers.spec(0, name, users), name) for name in declared.timers]
+        drafts += [TableDraft.of(Timers.spec(0, name, users), name) for name in declaration.timers]
         return TableDraft(users, (*own, state_type(DRAWS, int).column)), *drafts
 
     def identity(self, column: Description) -> dict[str, Any]:
@@ -195,7 +195,7 @@ class _Context:
 class ProcessOperator(Operator):
     """One operator on one subtask."""
 
-    def __init__(self, step: Process, ctx: OperatorContext) -> None:
+    def __init__(self, step: ProcessRecords, ctx: OperatorContext) -> None:
         self._step, self._ctx, self._gives = step, ctx, ctx.placed[0].schema
         self.name, self.mark = step.operator, FUNCTION + step.operator
         self._table, self._clock = ctx.table(step.operator), EventClock(step.operator, ctx)
@@ -205,15 +205,15 @@ class ProcessOperator(Operator):
         self._out: list[Any] = []
         self.sides: dict[str, list[Any]] = {name: [] for name in step.sides}
         self._letters: list[DeadLetter] = []
-        declared = declared_by(step.process)
-        self._own, self._cells, self._timers, attributes = _opened(step, ctx, declared)
+        declaration = declared_by(step.process)
+        self._own, self._cells, self._timers, attributes = _opened(step, ctx, declaration)
         self._draws = self._own.cells[DRAWS]
         self._draws_of = int(xxh3_of(pa.array([f"random of {step.operator}"]))[0])
         """Keeps the random numbers of two operators apart that have the same keys."""
         self._function = bound_to(step.process, attributes)
         self._handlers = [getattr(self._function, timer.handler) for timer in self._timers]
         self._timers_of = {clock: [t for t in self._timers if t.clock == clock] for clock in (EVENT, PROCESSING)}
-        self._keeps_now = any(each.clock == PROCESSING for each in declared.all().values())
+        self._keeps_now = any(each.clock == PROCESSING for each in declaration.all().values())
         self._context = _Context(self, self._out.append)
         self._user_keys: list[Any] | None = None
         self._pace, self._timers_pace = ctx.time_slice.pace(), ctx.time_slice.pace()
@@ -311,12 +311,12 @@ class ProcessOperator(Operator):
         frame.journal = None if self._step.on_error == "fail" else []
         self.frame, self._user_keys = frame, None
 
-    def _records(self, piece: pa.RecordBatch, numbers: list[int]) -> Records:
-        made = self._rows.rows(piece.select(self._step.columns))
+    def _records(self, piece: pa.RecordBatch, numbers: list[int]) -> RecordEvents:
+        rows = self._rows.rows(piece.select(self._step.columns))
         times = None if self._step.time is None else micros_of(piece.column(self._step.time)).tolist()
         clocks = self._clock.of(lambda: self.frame.users)
         call, overdue = partial(self._function.on_record, self._context), self._ctx.time_slice.overdue
-        return Records(self.frame, piece.select(self._step.columns), numbers, made, times, clocks, call, overdue)
+        return RecordEvents(self.frame, piece.select(self._step.columns), numbers, rows, times, clocks, call, overdue)
 
     def _handled(self, events_of: Callable[[], E]) -> tuple[E, list[pa.RecordBatch]]:
         """Handle the events of a frame, and write the state; return them, and the rows emitted to no side."""
@@ -414,18 +414,18 @@ class ProcessOperator(Operator):
         times = np.sort(np.concatenate([timer.first_due(through_us, most) for timer in timers]))
         if not times.size:
             return None, []
-        bound, size, fired = int(times[:most][-1]), len(self._table), []
+        bound, size, firings = int(times[:most][-1]), len(self._table), []
         for timer in timers:
             found = timer.timers.fire(bound, most)
-            fired.append((self._table.slots(found.users), found.at_us))
+            firings.append((self._table.slots(found.users), found.at_us))
         self._own.looked_up += len(self._table) - size
-        slots = np.unique(np.concatenate([slots for slots, _ in fired]))
+        slots = np.unique(np.concatenate([slots for slots, _ in firings]))
         users = self._table.keys_at(slots)
         order = users.order(np.zeros(slots.size, np.uint16))
         places = np.empty_like(order)
         places[order] = np.arange(order.size)
         self._begin(Frame(users.take(order), slots[order]))
-        due = [(places[np.searchsorted(slots, mine)].tolist(), at.tolist()) for mine, at in fired]
+        due = [(places[np.searchsorted(slots, mine)].tolist(), at.tolist()) for mine, at in firings]
         rest = through_us, self._event_times(before), self._call_handler, self._ctx.time_slice.overdue, most
         events, given = self._handled(lambda: Firings(self.frame, clock, timers, due, *rest))
         self._timers_pace.took(events.taken, self._ctx.time_slice.now() - began)
@@ -496,13 +496,13 @@ class _Due:
 
     def some(self, batch: pa.RecordBatch, at: int, base: int) -> tuple[int, list[pa.RecordBatch]]:
         """Fire the timers of one round; after the last, delete expired values."""
-        slots, given = self._operator.fire(EVENT, self._at_us, self._before)
+        slots, outputs = self._operator.fire(EVENT, self._at_us, self._before)
         if slots is None:
             self._operator.expire(self._at_us)
-            return batch.num_rows - at, given
+            return batch.num_rows - at, outputs
         if self._at_us == LAST_US and slots.size:
             self._count(slots)
-        return 1, given
+        return 1, outputs
 
     def _count(self, slots: NDArray[np.int64]) -> None:
         if (most := int(slots.max())) >= self._fired.size:
@@ -526,11 +526,11 @@ class _Round:
 
 
 def _opened(
-    step: Process, ctx: OperatorContext, declared: Declaration
+    step: ProcessRecords, ctx: OperatorContext, declared: Declaration
 ) -> tuple[ValueRows, list[Own], list[TimerCell], dict[str, Any]]:
     """Return the operator's own values, all cells, those of timers, and the attributes of the function."""
 
-    def table(name: str) -> Table:
+    def table(name: str) -> StateTable:
         return ctx.table(part_name(step.operator, name))
 
     plain = {name: state_type(name, value.type) for name, value in declared.values.items() if not value.ttl}

@@ -34,7 +34,7 @@ from holdfast.runtime.operators.joins.rows import Slots
 from holdfast.state.collections.rows import OrderedRows, drop_absent
 from holdfast.state.keys.batch import Keys, KeyType
 from holdfast.state.tables.ordered import BY_KEY
-from holdfast.state.tables.table import Table
+from holdfast.state.tables.table import StateTable
 
 Counts = NDArray[np.int64]
 
@@ -99,7 +99,7 @@ class Part(ABC):
 class Below:
     """One part of the groups of one subtask."""
 
-    def __init__(self, operator: str, part: Part, table: Table, job: str | None) -> None:
+    def __init__(self, operator: str, part: Part, table: StateTable, job: str | None) -> None:
         self.part, self._table, self._rows = part, table, OrderedRows(table)
         self._folding = Folding(operator, part.sums, table, job)
 

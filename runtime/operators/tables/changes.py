@@ -17,7 +17,7 @@ from holdfast.runtime.rows.schema import columns_shown
 
 
 @dataclass(frozen=True)
-class Changes(Step):
+class TableChanges(Step):
     """Return the changes of a table as rows that are never replaced."""
 
     mark: str
@@ -42,7 +42,7 @@ class Changes(Step):
 
 
 class _ChangesOperator(Operator):
-    def __init__(self, step: Changes, ctx: OperatorContext) -> None:
+    def __init__(self, step: TableChanges, ctx: OperatorContext) -> None:
         needed = ctx.needed()
         self._mark, self._ctx = step.mark, ctx
         self._schema = pa.schema([field for field in ctx.placed[0].schema if field.name in needed])

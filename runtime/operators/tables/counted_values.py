@@ -26,7 +26,7 @@ from holdfast.runtime.operators.tables.below import Counts, Entries, Part
 from holdfast.state.collections.rows import OrderedRows
 from holdfast.state.keys.batch import Keys
 from holdfast.state.keys.canonical import is_textual
-from holdfast.state.tables.ordered import Found
+from holdfast.state.tables.ordered import RangeSlots
 
 NAN_WORD = (1 << 63) - 1
 """The word of NaN. Its bits are a NaN, too."""
@@ -95,7 +95,7 @@ def _flipped(bits: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.where(bits < 0, bits ^ NAN_WORD, bits)
 
 
-def _one_each(found: Found) -> Slots:
+def _one_each(found: RangeSlots) -> Slots:
     """Return the slot that was found for every group, -1 for none."""
     slots: Slots = np.full(found.counts.size, -1)
     slots[found.counts == 1] = found.slots

@@ -71,11 +71,11 @@ class ExactSums(Part):
 
     def results(self, kind: Kind, rows: OrderedRows, groups: Keys, seen: Counts) -> pa.Array:
         assert isinstance(kind, Var)
-        found = rows.find(groups)
-        places = rows.table.key_columns(found.slots)[-1].to_pylist()
-        sums, squares = (rows.table.values(self.column(name), found.slots).tolist() for name in self.columns)
-        ends, results = np.cumsum(found.counts).tolist(), list[float | None]()
-        for count, size, end in zip(seen.tolist(), found.counts.tolist(), ends, strict=True):
+        group_rows = rows.find(groups)
+        places = rows.table.key_columns(group_rows.slots)[-1].to_pylist()
+        sums, squares = (rows.table.values(self.column(name), group_rows.slots).tolist() for name in self.columns)
+        ends, results = np.cumsum(group_rows.counts).tolist(), list[float | None]()
+        for count, size, end in zip(seen.tolist(), group_rows.counts.tolist(), ends, strict=True):
             own = slice(end - size, end)
             results.append(_variance(count, kind.ddof, places[own], sums[own], squares[own]))
         return pa.array(results, pa.float64(), from_pandas=False)

@@ -57,7 +57,7 @@ from holdfast.state.keys.batch import KeyType
 from holdfast.state.tables.ordered import BY_KEY
 from holdfast.state.tables.placing import distinct
 from holdfast.state.tables.spec import ColumnSpec
-from holdfast.state.tables.table import Table
+from holdfast.state.tables.table import StateTable
 
 LEFT_KEY = "left."
 """Is put before the names of the left table's key in the state, where the reference comes first."""
@@ -104,11 +104,16 @@ class Matches(KeyedStep):
     def tables(self, given: Sequence[pa.Schema]) -> tuple[TableDraft, ...]:
         references = [given[LEFT].field(name) for name in self.references]
         left = [given[LEFT].field(name).with_name(LEFT_KEY + name) for name in self.left_key]
-        right, kept = [each.with_nullable(False) for each in references], kept_fields(given[RIGHT], self.right_key)
-        times = tuple(each.name for each in kept if given[RIGHT].field(each.name.removeprefix(KEPT)).type == TIME)
+        right, kept_columns = (
+            [each.with_nullable(False) for each in references],
+            kept_fields(given[RIGHT], self.right_key),
+        )
+        times = tuple(
+            each.name for each in kept_columns if given[RIGHT].field(each.name.removeprefix(KEPT)).type == TIME
+        )
         return (
             TableDraft(KeyType.of([*references, *left], suffix=len(left)), (EXISTS, ANSWERED), orders=(BY_KEY,)),
-            TableDraft(KeyType.of(right), (EXISTS, *kept), RIGHT_ROWS, times=times),
+            TableDraft(KeyType.of(right), (EXISTS, *kept_columns), RIGHT_ROWS, times=times),
         )
 
     def identity(self, column: Description) -> dict[str, Any]:
@@ -208,13 +213,13 @@ class MatchesOperator(Operator):
         key = self._left.table.key_columns(slots)
         right = self._asked(key[:count])
         found = np.flatnonzero(right >= 0)
-        kept = self._right.read_columns(list(self._shown.values()), right[found])
+        right_columns = self._right.read_columns(list(self._shown.values()), right[found])
         numbers = np.zeros(slots.size, np.int64)
         numbers[found] = np.arange(found.size)
         places = pa.array(numbers, mask=right < 0)
         columns = dict(zip(self._step.left_key, key[count:], strict=True))
         for shown, name in self._shown.items():
-            columns[shown] = from_state(kept[name], self._schema.field(shown).type).take(places)
+            columns[shown] = from_state(right_columns[name], self._schema.field(shown).type).take(places)
         columns[OP_FIELD.name] = pa.array(np.where(right >= 0, PUT, DELETE).astype(np.int8))
         arrays = [columns[field.name] for field in self._schema]
         arrays = [a if a.type == f.type else a.cast(f.type) for a, f in zip(arrays, self._schema, strict=True)]
@@ -223,7 +228,7 @@ class MatchesOperator(Operator):
 
     def _asked(self, references: Sequence[pa.Array]) -> Slots:
         """Return the slot of the right row per subscription, -1 for none; a null refers to none."""
-        asked: Slots = np.full(len(references[0]), -1)
+        right_slots: Slots = np.full(len(references[0]), -1)
         nulls = np.logical_or.reduce([each.is_null().to_numpy(zero_copy_only=False) for each in references])
         rows = np.flatnonzero(~nulls)
         if rows.size:
@@ -232,9 +237,9 @@ class MatchesOperator(Operator):
             slots = existing(self._right, keys)
             known = slots >= 0
             known[known] = self._right.values(EXISTS.name, slots[known])
-            asked[rows[known]] = slots[known]
+            right_slots[rows[known]] = slots[known]
             self._emptied += len(self._right) - size
-        return asked
+        return right_slots
 
 
 @dataclass(frozen=True)
@@ -260,7 +265,7 @@ class ForeignJoin(TableJoin):
         return f"join {self.operator} of tables by {keys}, {self.how}: keeps one row per {', '.join(self.keys[LEFT])}"
 
 
-def _split(table: Table, slots: Slots) -> tuple[Slots, Slots]:
+def _split(table: StateTable, slots: Slots) -> tuple[Slots, Slots]:
     """Return the slots whose row exists as of the last change, and the others."""
     exist: Flags = table.values(EXISTS.name, slots)
     return slots[exist], slots[~exist]

@@ -72,7 +72,7 @@ SEEN, SUM = "seen", "sum"
 
 
 @dataclass(frozen=True)
-class Group(KeyedStep):
+class GroupAggregate(KeyedStep):
     """Keep aggregates over the rows of a table per group."""
 
     operator: str
@@ -88,22 +88,22 @@ class Group(KeyedStep):
     def sums(self) -> tuple[BoundAggregation, ...]:
         """The sums that it keeps."""
         fields = [pa.field(ROWS, pa.int64(), nullable=False)]
-        for each, given in zip(self.aggregations, self.inputs, strict=True):
+        for each, input_field in zip(self.aggregations, self.inputs, strict=True):
             if each.columns or each.condition is not None:
                 fields.append(pa.field(f"{each.name}.{SEEN}", pa.int64(), nullable=False))
             if _has_sum(each):
-                fields.append(pa.field(f"{each.name}.{SUM}", given.type, nullable=False))
+                fields.append(pa.field(f"{each.name}.{SUM}", input_field.type, nullable=False))
         schema = pa.schema(fields)
         return tuple(bound(name, sum_of(name), schema, f"group {self.operator!r}") for name in schema.names)
 
     @cached_property
     def parts_of(self) -> Mapping[str, Part]:
         """The part of every aggregate that has one; those of the same column and condition share it."""
-        shared, found = dict[Any, Part](), dict[str, Part]()
+        shared, parts = dict[Any, Part](), dict[str, Part]()
         for each, given in zip(self.aggregations, self.inputs, strict=True):
             if (part := _part_of(each, given.type)) is not None:
-                found[each.name] = shared.setdefault((part, *_values_of(each)), part(each.name, given.type))
-        return found
+                parts[each.name] = shared.setdefault((part, *_values_of(each)), part(each.name, given.type))
+        return parts
 
     @property
     def kept_below(self) -> tuple[Part, ...]:
@@ -140,7 +140,7 @@ class Group(KeyedStep):
 class GroupOperator(Operator):
     """One operator on one subtask."""
 
-    def __init__(self, step: Group, ctx: OperatorContext) -> None:
+    def __init__(self, step: GroupAggregate, ctx: OperatorContext) -> None:
         self._step, self._ctx, self._table = step, ctx, ctx.table(step.operator)
         self._schema = pa.schema([*ctx.placed[0].schema, OP_FIELD])
         shown = {f"{each.name}.{part}": f"{each.name} = {each}" for each in step.aggregations for part in (SUM, SEEN)}
@@ -190,11 +190,11 @@ class GroupOperator(Operator):
 
     def _values(self, batch: pa.RecordBatch) -> dict[str, pa.Array | None]:
         """Return the values of each aggregate, null where its condition is not true; None if it counts all rows."""
-        true, found = self._true(batch), dict[str, pa.Array | None]()
+        true, values_by_name = self._true(batch), dict[str, pa.Array | None]()
         for each in self._step.aggregations:
             values = batch.column(each.columns[0]) if each.columns else None
-            found[each.name] = values if each.condition is None else masked(values, true[each.condition])
-        return found
+            values_by_name[each.name] = values if each.condition is None else masked(values, true[each.condition])
+        return values_by_name
 
     def _weighed(self, batch: pa.RecordBatch, given: Mapping[str, pa.Array | None]) -> pa.RecordBatch:
         """Return the columns to sum: weights, and values times weights; a null counts nothing."""
@@ -253,21 +253,21 @@ class GroupOperator(Operator):
 
     def _result(self, each: BoundAggregation, sums: Mapping[str, pa.Array], groups: Keys) -> pa.Array:
         """Return the result of an aggregate per group; of those without rows, anything."""
-        seen = sums.get(f"{each.name}.{SEEN}", sums[ROWS])
+        seen_counts = sums.get(f"{each.name}.{SEEN}", sums[ROWS])
         if each.kind.name == "count":
-            return seen
+            return seen_counts
         below = None
         if (part := self._step.parts_of.get(each.name)) is not None:
-            counts: Counts = seen.to_numpy(zero_copy_only=False)
+            counts: Counts = seen_counts.to_numpy(zero_copy_only=False)
             below = self._below[part].results(each.kind, groups, counts)
             if not _has_sum(each):
                 return below
         result = sums[f"{each.name}.{SUM}"]
         if each.kind.name == "mean":
-            result = pc.divide(result.cast(pa.float64()), seen.cast(pa.float64()))
+            result = pc.divide(result.cast(pa.float64()), seen_counts.cast(pa.float64()))
         if below is not None:
             result = pc.coalesce(below, result)
-        return pc.if_else(pc.equal(seen, 0), pa.scalar(None, result.type), result)
+        return pc.if_else(pc.equal(seen_counts, 0), pa.scalar(None, result.type), result)
 
 
 def _has_sum(each: BoundAggregation) -> bool:

@@ -78,12 +78,12 @@ class TableJoin(KeyedStep):
 
     def tables(self, given: Sequence[pa.Schema]) -> tuple[TableDraft, ...]:
         key = KeyType.of(given[LEFT].field(name).with_nullable(False) for name in self.keys[LEFT])
-        kept = []
+        kept_columns = []
         for port, schema in enumerate(given):
             fields = [schema.field(name) for name, _ in self.names[port] if name in schema.names]
-            kept += [kept_column(f.with_nullable(True), _kept(port, f.name)) for f in fields]
-        columns = [column for column in kept if column is not None]
-        assert len(columns) == len(kept), "the join was not checked"
+            kept_columns += [kept_column(f.with_nullable(True), _kept(port, f.name)) for f in fields]
+        columns = [column for column in kept_columns if column is not None]
+        assert len(columns) == len(kept_columns), "the join was not checked"
         return (TableDraft(key, (*HAS, SHOWN, *columns)),)
 
     def identity(self, column: Description) -> dict[str, Any]:
@@ -151,11 +151,11 @@ class TableJoinOperator(Operator):
         slots = self._table.changed()
         if not slots.size:
             return
-        left, right, shown = (self._table.values(column.name, slots) for column in (*HAS, SHOWN))
+        left, right, visible = (self._table.values(column.name, slots) for column in (*HAS, SHOWN))
         exists = {"inner": left & right, "left": left, "right": right, "full": left | right}[self._step.how]
         self._table.write(slots, {SHOWN.name: exists})
         if self._ctx.wanted():
-            self._give(slots[exists | shown], exists[exists | shown])
+            self._give(slots[exists | visible], exists[exists | visible])
         empty = slots[~self._step.outlasts(left, right)]
         self._table.delete(empty)
         self._emptied += empty.size

@@ -96,13 +96,13 @@ class LatestOperator(Operator):
         kind = self._table.spec.key
         slots = self._table.slots(kind.encode(key_columns(batch, self._step.table_keys, kind)))
         rows = last_of(slots)
-        gone = deletes(batch)[rows]
-        put = rows[~gone]
+        deletions = deletes(batch)[rows]
+        put = rows[~deletions]
         if put.size:
             self._table.write(slots[put], state_of(batch.take(pa.array(put)), self._columns))
-        if gone.any():
-            self._table.delete(slots[rows[gone]])
-            self._looked_up += int(gone.sum())
+        if deletions.any():
+            self._table.delete(slots[rows[deletions]])
+            self._looked_up += int(deletions.sum())
 
     def _look_up(self, batch: pa.RecordBatch, nulls: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> None:
         slots: Slots = np.full(batch.num_rows, -1)

@@ -22,7 +22,7 @@ from holdfast.runtime.rows.kept_columns import from_state, kept_column, to_state
 from holdfast.runtime.time.windows import TIME
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.tables.spec import Columns, ColumnSpec
-from holdfast.state.tables.table import Table
+from holdfast.state.tables.table import StateTable
 
 ROWS, TABLE = 0, 1
 """The inputs of a look-up, by port: the rows that ask, and the table."""
@@ -47,11 +47,13 @@ class Lookup(KeyedStep):
     def reads(self, port: int, given: pa.Schema, needed: Needed) -> tuple[str, ...]:
         main, late = needed.get(MAIN, frozenset()), needed.get(LATE, frozenset())
         if port == TABLE:
-            read = frozenset(column for column, shown in self.names if shown in main)
+            read_columns = frozenset(column for column, shown in self.names if shown in main)
         else:
-            read = (main - {shown for _, shown in self.names}) | late
+            read_columns = (main - {shown for _, shown in self.names}) | late
         more = self.also_reads(port)
-        return tuple(dict.fromkeys((*self.keyed_by(port), *more, *(name for name in given.names if name in read))))
+        return tuple(
+            dict.fromkeys((*self.keyed_by(port), *more, *(name for name in given.names if name in read_columns)))
+        )
 
     def also_reads(self, port: int) -> tuple[str, ...]:
         """Return columns that it reads whatever is needed after it."""
@@ -115,18 +117,18 @@ class Results:
         self._schema = pa.schema([field for field in schema if field.name in needed])
         self._found = {shown: KEPT + name for name, shown in step.names if shown in needed}
 
-    def of(self, batch: pa.RecordBatch, table: Table, slots: Slots) -> pa.RecordBatch:
+    def of(self, batch: pa.RecordBatch, table: StateTable, slots: Slots) -> pa.RecordBatch:
         """Return rows with the columns of the table's rows in these slots; nulls where the slot is -1."""
-        found = np.flatnonzero(slots >= 0)
-        kept = table.read_columns(list(self._found.values()), slots[found])
+        matching_rows = np.flatnonzero(slots >= 0)
+        table_columns = table.read_columns(list(self._found.values()), slots[matching_rows])
         places = None
-        if found.size < slots.size:
+        if matching_rows.size < slots.size:
             numbers = np.zeros(slots.size, np.int64)
-            numbers[found] = np.arange(found.size)
+            numbers[matching_rows] = np.arange(matching_rows.size)
             places = pa.array(numbers, mask=slots < 0)
         arrays = []
         for field in self._schema:
             name = self._found.get(field.name)
-            array = batch.column(field.name) if name is None else from_state(kept[name], field.type)
+            array = batch.column(field.name) if name is None else from_state(table_columns[name], field.type)
             arrays.append(array if name is None or places is None else array.take(places))
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)

@@ -44,11 +44,11 @@ class NotFinite(Part):
 
     def results(self, kind: Kind, rows: OrderedRows, groups: Keys, seen: Counts) -> pa.Array:
         """Return the sum, and the mean, of groups with such values; null for the others."""
-        found = rows.find(groups)
-        which = rows.table.key_columns(found.slots)[-1].to_numpy(zero_copy_only=False)
+        group_rows = rows.find(groups)
+        which = rows.table.key_columns(group_rows.slots)[-1].to_numpy(zero_copy_only=False)
         has = np.zeros((3, len(groups)), bool)
-        has[which, np.repeat(np.arange(len(groups)), found.counts)] = (
-            rows.table.values(self.column(ROWS), found.slots) > 0
+        has[which, np.repeat(np.arange(len(groups)), group_rows.counts)] = (
+            rows.table.values(self.column(ROWS), group_rows.slots) > 0
         )
         undefined = has[_NAN] | (has[_INFINITE] & has[_MINUS_INFINITE])
         results = np.where(undefined, np.nan, np.where(has[_INFINITE], np.inf, -np.inf))

@@ -108,13 +108,13 @@ class RetractionsOperator(Operator):
         slots, batch = slots[rows], batch.take(pa.array(rows))
         known = slots[self._table.is_present(slots)]
         old = self._taken_back(known)
-        gone = deletes(batch)
-        new = batch.filter(pa.array(~gone))
+        deletions = deletes(batch)
+        new = batch.filter(pa.array(~deletions))
         if new.num_rows:
-            self._table.write(slots[~gone], state_of(new, self._columns))
-        if gone.any():
-            self._table.delete(slots[gone])
-            self._emptied += int(gone.sum())
+            self._table.write(slots[~deletions], state_of(new, self._columns))
+        if deletions.any():
+            self._table.delete(slots[deletions])
+            self._emptied += int(deletions.sum())
         self._emit([*old, *([self._with_weight(new, 1)] if new.num_rows else [])])
 
     def on_barrier(self) -> None:

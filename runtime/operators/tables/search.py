@@ -124,11 +124,11 @@ class Search(Lookup):
         return (TableDraft(KeyType.of([*shared, *key], suffix=len(key)), tuple(kept), orders=(BY_KEY,)),)
 
     def identity(self, column: Description) -> dict[str, Any]:
-        known, keys = super().identity(column), {*self.query_key, WEIGHT.name}
-        rows = [each for each in known["rows"] if each["column"] not in keys]
-        times = [each for each in known["times"] if each.removeprefix(KEPT) not in keys]
+        base_identity, keys = super().identity(column), {*self.query_key, WEIGHT.name}
+        rows = [each for each in base_identity["rows"] if each["column"] not in keys]
+        times = [each for each in base_identity["times"] if each.removeprefix(KEPT) not in keys]
         key = [column(name, TABLE) for name in self.query_key]
-        return known | {"rows": rows, "times": times, "query_key": key, "suffix": len(key)}
+        return base_identity | {"rows": rows, "times": times, "query_key": key, "suffix": len(key)}
 
     def compare(self, found: Found, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         super().compare(found, before, now)
@@ -169,11 +169,11 @@ class SearchOperator(Operator):
         self.rows_in += batch.num_rows
         nulls = null_keys(batch, self._step.keyed_by(port))
         if port == TABLE:
-            added = batch.column(WEIGHT.name).to_numpy() > 0
-            self.dropped += int((nulls & added).sum())
-            batch, added = batch.filter(pa.array(~nulls)), added[~nulls]
+            additions = batch.column(WEIGHT.name).to_numpy() > 0
+            self.dropped += int((nulls & additions).sum())
+            batch, additions = batch.filter(pa.array(~nulls)), additions[~nulls]
             if batch.num_rows:
-                self._change(batch, added)
+                self._change(batch, additions)
             return
         batch = batch.filter(pa.array(~nulls)) if nulls.any() else batch
         if batch.num_rows:
@@ -214,20 +214,23 @@ class SearchOperator(Operator):
     def _search(self, batch: pa.RecordBatch) -> None:
         keys = self._kind.routed.encode(key_columns(batch, self._step.keys, self._kind.routed))
         owners = grouped(keys)
-        found = self._queries.find(owners.keys)
-        counts = found.counts[owners.numbers]
+        queries = self._queries.find(owners.keys)
+        counts = queries.counts[owners.numbers]
         if not counts.any():
             return
         if self._indexed is None:
-            firsts = (np.cumsum(found.counts) - found.counts)[owners.numbers]
-            self._ctx.defer(_Pairs(self, batch, self._met(found.slots)), _ranges(firsts, counts))
+            firsts = (np.cumsum(queries.counts) - queries.counts)[owners.numbers]
+            self._ctx.defer(_Pairs(self, batch, self._met(queries.slots)), _ranges(firsts, counts))
             return
-        whose, place = np.repeat(np.arange(found.counts.size), found.counts), self._step.terms.index(self._indexed)
-        met = self._met(found.slots)
-        asked = by_value(batch.column(self._indexed.column), owners.numbers, met.bounds[place], whose)
-        if asked.counts.any():
-            met = Met(met.slots[asked.order], tuple(each.take(pa.array(asked.order)) for each in met.bounds))
-            self._ctx.defer(_Pairs(self, batch, met), _ranges(asked.firsts, asked.counts, RANGES))
+        whose, place = np.repeat(np.arange(queries.counts.size), queries.counts), self._step.terms.index(self._indexed)
+        candidates = self._met(queries.slots)
+        pairs = by_value(batch.column(self._indexed.column), owners.numbers, candidates.bounds[place], whose)
+        if pairs.counts.any():
+            candidates = Met(
+                candidates.slots[pairs.order],
+                tuple(each.take(pa.array(pairs.order)) for each in candidates.bounds),
+            )
+            self._ctx.defer(_Pairs(self, batch, candidates), _ranges(pairs.firsts, pairs.counts, RANGES))
 
     def _met(self, slots: Slots) -> Met:
         """Read the queries of a batch: once, however many rows have their key."""
@@ -236,14 +239,16 @@ class SearchOperator(Operator):
 
     def _result(self, batch: pa.RecordBatch, rows: Slots, slots: Slots) -> pa.RecordBatch:
         key = dict(zip(self._step.query_key, self._table.key_columns(slots)[len(self._step.table_keys) :], strict=True))
-        kept = self._table.read_columns([KEPT + name for name in self._shown.values() if name not in key], slots)
-        taken, arrays = pa.array(rows), []
+        query_columns = self._table.read_columns(
+            [KEPT + name for name in self._shown.values() if name not in key], slots
+        )
+        row_indexes, arrays = pa.array(rows), []
         for field in self._schema:
             name = self._shown.get(field.name)
             if name is None:
-                arrays.append(batch.column(field.name).take(taken))
+                arrays.append(batch.column(field.name).take(row_indexes))
             else:
-                arrays.append(from_state(key[name] if name in key else kept[KEPT + name], field.type))
+                arrays.append(from_state(key[name] if name in key else query_columns[KEPT + name], field.type))
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
 
@@ -268,14 +273,14 @@ def by_value(values: pa.Array, owners: Slots, bounds: pa.Array, whose: Slots) ->
     """
     codes = pa.concat_arrays([bounds, values.cast(bounds.type)]).dictionary_encode().indices
     codes = codes.cast(pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False) + 1
-    restricted, given = codes[: len(bounds)], codes[len(bounds) :]
+    restricted, value_codes = codes[: len(bounds)], codes[len(bounds) :]
     width = int(codes.max()) + 1
     places = whose * width + restricted
     order = np.argsort(places, kind="stable")
-    asked = np.stack([owners * width, owners * width + given], axis=1).ravel()
+    asked = np.stack([owners * width, owners * width + value_codes], axis=1).ravel()
     firsts = np.searchsorted(places[order], asked)
     counts = np.searchsorted(places[order], asked, "right") - firsts
-    counts[1::RANGES][given == 0] = 0  # a null meets the queries without a value once
+    counts[1::RANGES][value_codes == 0] = 0  # a null meets the queries without a value once
     return Asked(order, firsts, counts)
 
 

@@ -109,12 +109,12 @@ class VersionedLookup(Lookup):
 
     def compare(self, found: Found, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         super().compare(found, before, now)
-        for called, old, new in zip(("", " of the table"), before["event_times"], now["event_times"], strict=True):
+        for qualifier, old, new in zip(("", " of the table"), before["event_times"], now["event_times"], strict=True):
             if typed(old) != typed(new):
                 was, given = columns_text([old]), columns_text([new])
-                found.refuse(f"had the event time{called} {was} and now has {given}")
+                found.refuse(f"had the event time{qualifier} {was} and now has {given}")
             else:
-                found.compare_provenance(f"event time{called}", old, new)
+                found.compare_provenance(f"event time{qualifier}", old, new)
         compare_kept(found, "column", before["waiting"], now["waiting"])
 
     def text(self) -> str:
@@ -208,15 +208,15 @@ class VersionedOperator(Operator):
 
     def _look_up_behind(self, rows: pa.RecordBatch, times: Times) -> None:
         """Look up rows that the clock has passed, if the versions of their time are kept; the others are late."""
-        found = self._versions.at(rows, times)
-        late = ~found.kept
+        versions = self._versions.at(rows, times)
+        late = ~versions.kept
         if late.any():
             self.late += int(late.sum())
             if self._ctx.wanted(LATE):
                 self._ctx.emit(rows.filter(pa.array(late)), LATE)
-            rows, slots = rows.filter(pa.array(~late)), found.slots[~late]
+            rows, slots = rows.filter(pa.array(~late)), versions.slots[~late]
         else:
-            slots = found.slots
+            slots = versions.slots
         if rows.num_rows and (made := self._made(rows, slots)) is not None:
             self._ctx.emit(made)
 
@@ -237,14 +237,14 @@ class VersionedOperator(Operator):
 
     def _kept(self, slots: Slots) -> pa.RecordBatch:
         """Return rows that wait, as they arrived."""
-        given, names = self._ctx.given, [n for n in self._ctx.given.names if n not in self._step.keys]
+        schema, names = self._ctx.given, [n for n in self._ctx.given.names if n not in self._step.keys]
         found = self._waiting.read(names, slots)
         _, _, *keys = self._waiting.table.key_columns(slots)
         columns = dict(zip(self._step.keys, keys, strict=True))
-        columns |= {name: from_state(found[name], given.field(name).type) for name in names}
-        arrays = [columns[field.name] for field in given]
-        arrays = [a if a.type == field.type else a.cast(field.type) for a, field in zip(arrays, given, strict=True)]
-        return pa.RecordBatch.from_arrays(arrays, schema=given)
+        columns |= {name: from_state(found[name], schema.field(name).type) for name in names}
+        arrays = [columns[field.name] for field in schema]
+        arrays = [a if a.type == field.type else a.cast(field.type) for a, field in zip(arrays, schema, strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 @dataclass(frozen=True)
@@ -277,12 +277,12 @@ class Versions:
         slots = self.table.slots(self._rows.keys(users, [_as_times(times)]))
         rows = last_of(slots)
         slots, times, users, batch = slots[rows], times[rows], users.take(rows), batch.take(pa.array(rows))
-        gone = deletes(batch)
+        deletions = deletes(batch)
         self.table.write(slots, state_of(batch, self._columns) | {LEAVES.name: times})
         following = self._rows.find(users, [_as_times(times + 1)], limit=1)
         leaves = np.full(slots.size, LAST_US)
         leaves[following.counts == 1] = self._valid_from(following.slots)
-        leaves[gone] = times[gone]
+        leaves[deletions] = times[deletions]
         before = self._rows.find(users, (), [_as_times(times)], limit=1, descending=True)
         self.table.write(slots, {LEAVES.name: leaves})
         # A version that leaves earlier was deleted, perhaps by a late change that left no version.
@@ -295,11 +295,11 @@ class Versions:
     def at(self, rows: pa.RecordBatch, times: Times) -> _Versions:
         """Return the versions that were valid at the times of rows."""
         users = self.users.encode(key_columns(rows, self._step.keys, self.users))
-        found = self._rows.find(users, (), [_as_times(times + 1)], limit=1, descending=True)
-        slots, has = np.full(times.size, -1), found.counts == 1
-        leaves, kept = self.table.values(LEAVES.name, found.slots), np.zeros(times.size, bool)
+        versions = self._rows.find(users, (), [_as_times(times + 1)], limit=1, descending=True)
+        slots, has = np.full(times.size, -1), versions.counts == 1
+        leaves, kept = self.table.values(LEAVES.name, versions.slots), np.zeros(times.size, bool)
         kept[has] = leaves > _of(self._clock, users, has)
-        slots[has] = np.where(leaves > times[has], found.slots, -1)
+        slots[has] = np.where(leaves > times[has], versions.slots, -1)
         return _Versions(slots, kept)
 
     def expire(self) -> None:

@@ -101,18 +101,18 @@ class CountedOperator(Operator):
         self.rows_in += batch.num_rows
         keys = self._table.spec.key.encode([batch.column(name) for name in self._step.keys])
         own, numbers = np.unique(self._table.slots(keys), return_inverse=True)
-        held = self._table.values(RECORDS.state["count"], own)
-        windows = windows_of(numbers, held, self._step.size)
+        record_counts = self._table.values(RECORDS.state["count"], own)
+        windows = windows_of(numbers, record_counts, self._step.size)
         if windows.last.size:
             self._emit(batch, own, windows)
             left = np.ones(batch.num_rows, bool)
             left[windows.rows] = False
-            self._begin_again(own[windows.held], held[windows.held])
+            self._begin_again(own[windows.held], record_counts[windows.held])
             batch, keys = batch.filter(pa.array(left)), keys.take(np.flatnonzero(left))
         if batch.num_rows:
             self._folding.fold(keys, batch)
 
-    def _emit(self, batch: pa.RecordBatch, own: Slots, windows: Counted) -> None:
+    def _emit(self, batch: pa.RecordBatch, own: Slots, windows: CompleteWindows) -> None:
         if not self._ctx.wanted():
             return
         last = batch.take(pa.array(windows.last))
@@ -131,7 +131,7 @@ class CountedOperator(Operator):
             self._table.delete(slots[present])
 
 
-class Counted(NamedTuple):
+class CompleteWindows(NamedTuple):
     """The windows that the rows of a batch complete, numbered in the order of their last rows."""
 
     last: Slots
@@ -146,7 +146,7 @@ class Counted(NamedTuple):
     """The window of each such row."""
 
 
-def windows_of(numbers: Slots, held: Slots, size: int) -> Counted:
+def windows_of(numbers: Slots, held: Slots, size: int) -> CompleteWindows:
     """Return the windows that rows complete.
 
     Args:
@@ -161,4 +161,4 @@ def windows_of(numbers: Slots, held: Slots, size: int) -> Counted:
     by_arrival = np.empty(last.size, np.int64)
     by_arrival[first[numbers[last]] + window[last]] = np.arange(last.size)
     keys, rows = np.flatnonzero(complete), np.flatnonzero(window < complete[numbers])
-    return Counted(last, keys, by_arrival[first[keys]], rows, by_arrival[first[numbers[rows]] + window[rows]])
+    return CompleteWindows(last, keys, by_arrival[first[keys]], rows, by_arrival[first[numbers[rows]] + window[rows]])

@@ -45,7 +45,7 @@ ROUND_ROWS = 4_096
 """Rows of the first round; later ones have as many as fit a turn."""
 
 
-class Schedule:
+class EarlySchedule:
     """When rounds are due; times in microseconds since 1970, by the worker's clock.
 
     Args:
@@ -129,7 +129,7 @@ class EarlyResults:
         self._times, self._time_slice = ctx.table(part_name(operator, TIMES_TABLE.part)), ctx.time_slice
         groups = ctx.key_groups
         self._keys = CLOCK_KEY.from_ints(key_of_group(np.arange(groups.first, groups.end), groups.count))
-        self._schedule = Schedule(every_us, *self._read())
+        self._schedule = EarlySchedule(every_us, *self._read())
         self._noted = self._schedule.times
         self._pace = ctx.time_slice.pace(ROUND_ROWS)
         self._marked = MarkedRows(self._table, groups.count, overlap > 1)

@@ -28,9 +28,9 @@ from holdfast.runtime.operators.aggregates.aggregate import Folding
 from holdfast.runtime.operators.windows.merging import KEPT_MIN
 from holdfast.state.keys.batch import Keys
 from holdfast.state.tables.kernels.layout import Do
-from holdfast.state.tables.records import Records
+from holdfast.state.tables.records import TableRecords
 from holdfast.state.tables.spec import Columns, TableSpec
-from holdfast.state.tables.table import Table
+from holdfast.state.tables.table import StateTable
 
 BYTES_MAX = 256 << 20
 """Slices that would take more are not held."""
@@ -49,7 +49,7 @@ _MERGES: Mapping[Do, np.ufunc] = {
 """Functions that merge two columns; a float without any value is NaN, which loses."""
 
 
-class Held(NamedTuple):
+class HeldSlice(NamedTuple):
     """One slice; arrays by the number of the key."""
 
     present: NDArray[np.bool_]
@@ -65,13 +65,13 @@ class HeldSlices:
         folding: Folds the rows of the table.
     """
 
-    def __init__(self, table: Table, folding: Folding) -> None:
+    def __init__(self, table: StateTable, folding: Folding) -> None:
         self._table, self._folding, self._loads = table, folding, table.loads
         self._merges: Mapping[str, Do] = folding.merges or {}
         self._spec = TableSpec(0, "keys of slices", table.spec.key.routed, ())
         self._able = folding.merges is not None
-        self._held: dict[int, Held] = {}
-        self._keys = Records(self._spec)
+        self._held: dict[int, HeldSlice] = {}
+        self._keys = TableRecords(self._spec)
 
     @property
     def able(self) -> bool:
@@ -93,7 +93,7 @@ class HeldSlices:
         present[numbers] = True
         columns = self._folding.values_of(slots, numbers, present.size)
         sums = {name: largest(columns[name]) for name, do in self._merges.items() if do == Do.ADD_INT}
-        self._held[end] = Held(present, columns, sums)
+        self._held[end] = HeldSlice(present, columns, sums)
 
     def changed(self, ends: NDArray[np.int64]) -> None:
         """Note that records came for the slices with these ends; there is at least one."""
@@ -115,11 +115,11 @@ class HeldSlices:
         present = np.zeros(count, np.bool_)
         for each in slices:
             present[: each.present.size] |= each.present
-        found = np.flatnonzero(present)
+        key_numbers = np.flatnonzero(present)
         columns = {name: self._column(name, do, slices, count) for name, do in self._merges.items()}
-        if found.size < count:
-            columns = {name: column[found] for name, column in columns.items()}
-        return self._keys.keys_at(found), self._folding.states_of(columns)
+        if key_numbers.size < count:
+            columns = {name: column[key_numbers] for name, column in columns.items()}
+        return self._keys.keys_at(key_numbers), self._folding.states_of(columns)
 
     def release(self, through: int) -> None:
         """Forget the slices that end at or before this time; forget all if they are large, or most keys were deleted.
@@ -127,27 +127,27 @@ class HeldSlices:
         The next window then reads its slices again.
         """
         self._held = {end: held for end, held in self._held.items() if end > through}
-        known = len(self._keys)
-        if not self._held or known * len(self._held) * (1 + 8 * len(self._merges)) > BYTES_MAX:
+        key_count = len(self._keys)
+        if not self._held or key_count * len(self._held) * (1 + 8 * len(self._merges)) > BYTES_MAX:
             self._able = self._able and not self._held
             self._forget()
             return
-        used = np.zeros(known, np.bool_)
+        used = np.zeros(key_count, np.bool_)
         for each in self._held.values():
             used[: each.present.size] |= each.present
         left = int(np.count_nonzero(used))
-        if known - left > max(KEPT_MIN, left):
+        if key_count - left > max(KEPT_MIN, left):
             self._forget()
 
-    def _column(self, name: str, do: Do, slices: Sequence[Held], count: int) -> NDArray[Any]:
+    def _column(self, name: str, do: Do, slices: Sequence[HeldSlice], count: int) -> NDArray[Any]:
         """Return one column of a window."""
         first, *others = sorted((np.asarray(each.columns[name]) for each in slices), key=len, reverse=True)
         assert first.size == count
-        merged = first.copy()
+        result = first.copy()
         for values in others:
-            part = merged[: values.size]
+            part = result[: values.size]
             _MERGES[do](part, values, out=part)
-        return merged
+        return result
 
     def _forget(self) -> None:
-        self._held, self._keys = {}, Records(self._spec)
+        self._held, self._keys = {}, TableRecords(self._spec)

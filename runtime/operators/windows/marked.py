@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from holdfast.runtime.functions.contract import Slots
 from holdfast.runtime.operators.windows.merging import grouped
 from holdfast.state.tables.spec import ColumnSpec
-from holdfast.state.tables.table import Table
+from holdfast.state.tables.table import StateTable
 
 MARK = ColumnSpec("_unshown", np.dtype(np.int64))
 """1 if the row has a mark, else 0; no aggregate of a user can have its name."""
@@ -41,7 +41,7 @@ class MarkedRows:
         shared: Whether windows consist of several rows.
     """
 
-    def __init__(self, table: Table, key_groups: int, shared: bool) -> None:
+    def __init__(self, table: StateTable, key_groups: int, shared: bool) -> None:
         self._table, self._key_groups, self._shared = table, key_groups, shared
         self.forget()
 

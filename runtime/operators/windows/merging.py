@@ -14,9 +14,9 @@ import pyarrow as pa
 from holdfast.runtime.functions.contract import Slots
 from holdfast.runtime.operators.aggregates.aggregate import Folding
 from holdfast.state.keys.batch import Keys
-from holdfast.state.tables.records import Records
+from holdfast.state.tables.records import TableRecords
 from holdfast.state.tables.spec import Columns, TableSpec
-from holdfast.state.tables.table import Table
+from holdfast.state.tables.table import StateTable
 
 KEPT_MIN = 1 << 14
 """So many keys without a row in a merge are kept for the next one; more if fewer than those with a row."""
@@ -69,10 +69,10 @@ class Owners:
     are kept until slots of the table may get other keys. Nothing is kept while tables are larger than memory.
     """
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: StateTable) -> None:
         self._table, self._drops = table, -1
         self._spec = TableSpec(0, "keys of rows", table.spec.key.routed, ())
-        self._keys = Records(self._spec)
+        self._keys = TableRecords(self._spec)
         self._numbers = np.empty(0, np.int32)
         """By slot, the number of the row's key; -1 if it is unknown."""
 
@@ -97,25 +97,25 @@ class Owners:
 
     def _dense(self, numbers: Slots) -> Grouped:
         """Return the numbers among the keys that occur; forget all keys if too many do not."""
-        known, found = len(self._keys), np.flatnonzero(np.bincount(numbers, minlength=len(self._keys)))
-        keys = self._keys.keys_at(found)
-        if found.size < known:
-            place = np.empty(known, np.int64)
-            place[found] = np.arange(found.size)
+        key_count, key_numbers = len(self._keys), np.flatnonzero(np.bincount(numbers, minlength=len(self._keys)))
+        keys = self._keys.keys_at(key_numbers)
+        if key_numbers.size < key_count:
+            place = np.empty(key_count, np.int64)
+            place[key_numbers] = np.arange(key_numbers.size)
             numbers = place[numbers]
-        if known - found.size > max(KEPT_MIN, found.size):
+        if key_count - key_numbers.size > max(KEPT_MIN, key_numbers.size):
             self._forget()
         return Grouped(numbers, keys)
 
     def _forget(self) -> None:
         self._drops = self._table.drops
         if len(self._keys):
-            self._keys, self._numbers = Records(self._spec), np.empty(0, np.int32)
+            self._keys, self._numbers = TableRecords(self._spec), np.empty(0, np.int32)
 
 
 def grouped(keys: Keys) -> Grouped:
     """Number the distinct keys of a batch that is not empty."""
-    numbers = Records(TableSpec(0, "keys of a batch", keys.type, ())).add(keys)
+    numbers = TableRecords(TableSpec(0, "keys of a batch", keys.type, ())).add(keys)
     first = np.empty(int(numbers.max()) + 1, np.int64)
     first[numbers[::-1]] = np.arange(numbers.size)[::-1]  # of several, the last one assigned stays
     return Grouped(numbers, keys.take(first))

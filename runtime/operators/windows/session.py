@@ -70,7 +70,7 @@ class SessionAggregate(WindowAggregate):
         return SessionOperator(self, ctx)
 
 
-class Sessions(NamedTuple):
+class MergedSessions(NamedTuple):
     """Intervals of a batch, merged: one row per session."""
 
     of: NDArray[np.int64]
@@ -113,8 +113,8 @@ class SessionOperator(Operator):
             raise time_not_held("sessions of operator", step.operator, step.time, at_us, self._ctx.job)
         keys = self._table.spec.key.routed.encode([batch.column(name) for name in self._step.keys])
         owners, users = grouped(keys)
-        known, known_owners = self._known(users, owners, times)
-        sessions = self._merged(owners, times, known, known_owners)
+        known_slots, known_owners = self._known(users, owners, times)
+        sessions = self._merged(owners, times, known_slots, known_owners)
         late = self._late(users, sessions)
         rows = sessions.of[: times.size]
         if late.any():
@@ -124,7 +124,7 @@ class SessionOperator(Operator):
             if not rows.size:
                 return
         grown = sessions.of[times.size :]
-        self._move(users, sessions, grown[~late[grown]], known[~late[grown]])
+        self._move(users, sessions, grown[~late[grown]], known_slots[~late[grown]])
         starts, ends = sessions.starts[rows], sessions.ends[rows]
         self._folding.fold(self._rows.keys(keys, [pa.array(starts).view(TIME)]), batch, (starts, ends))
 
@@ -163,19 +163,19 @@ class SessionOperator(Operator):
         slots, whose = (np.concatenate(each) for each in zip(*found, strict=True))
         return slots, whose
 
-    def _merged(self, owners: Slots, times: Times, known: Slots, known_owners: Slots) -> Sessions:
+    def _merged(self, owners: Slots, times: Times, known: Slots, known_owners: Slots) -> MergedSessions:
         """Merge the records of a batch, and then the known sessions, where they touch."""
         starts = np.concatenate([times, self._table.values(START_COLUMN.name, known)])
         ends = np.concatenate([self._step.window.slices(times), self._table.values(WINDOW_END, known)])
         return merged(np.concatenate([owners, known_owners]), starts, ends)
 
-    def _late(self, users: Keys, sessions: Sessions) -> NDArray[np.bool_]:
+    def _late(self, users: Keys, sessions: MergedSessions) -> NDArray[np.bool_]:
         """Return which sessions are over: those of late records alone."""
         clock = self._clock.of(lambda: users.take(sessions.owners))
         late: NDArray[np.bool_] = sessions.ends + self._reach_us <= clock
         return late
 
-    def _move(self, users: Keys, sessions: Sessions, grown: Slots, known: Slots) -> None:
+    def _move(self, users: Keys, sessions: MergedSessions, grown: Slots, known: Slots) -> None:
         """Merge known sessions into one row each if they became one, or have another start.
 
         Args:
@@ -209,7 +209,7 @@ class SessionOperator(Operator):
         self._table.delete(slots)
 
 
-def merged(owners: NDArray[np.int64], starts: Times, ends: Times) -> Sessions:
+def merged(owners: NDArray[np.int64], starts: Times, ends: Times) -> MergedSessions:
     """Merge the intervals of each owner that touch or overlap."""
     order = np.lexsort((starts, owners))
     by_end = np.argsort(ends, kind="stable")
@@ -217,11 +217,11 @@ def merged(owners: NDArray[np.int64], starts: Times, ends: Times) -> Sessions:
     rank[by_end] = np.arange(ends.size)
     # The largest end so far of the same owner: owners ascend, so ranks of earlier owners are smaller.
     farthest = np.maximum.accumulate(owners[order] * ends.size + rank[order])
-    reached = ends[by_end[farthest % ends.size]]
+    farthest_ends = ends[by_end[farthest % ends.size]]
     begins = np.ones(ends.size, bool)
-    begins[1:] = (owners[order][1:] != owners[order][:-1]) | (starts[order][1:] > reached[:-1])
+    begins[1:] = (owners[order][1:] != owners[order][:-1]) | (starts[order][1:] > farthest_ends[:-1])
     first = np.flatnonzero(begins)
     last = np.append(first[1:], ends.size) - 1
     of = np.empty(ends.size, np.int64)
     of[order] = np.cumsum(begins) - 1
-    return Sessions(of, owners[order][first], starts[order][first], reached[last])
+    return MergedSessions(of, owners[order][first], starts[order][first], farthest_ends[last])

@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from holdfast.runtime.functions.adding import Count
+from holdfast.runtime.functions.adding import CountKind
 from holdfast.runtime.functions.aggregation import BoundAggregation, rebound
 from holdfast.runtime.functions.contract import Slots
 from holdfast.runtime.functions.ranges import Runs
@@ -39,7 +39,7 @@ from holdfast.state.collections.rows import OrderedRows, drop_absent
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.tables.ordered import BY_KEY
 
-RECORDS = rebound("_records", Count(), [], filtered=False)
+RECORDS = rebound("_records", CountKind(), [], filtered=False)
 """How many records a row has; no aggregate of a user can have its name."""
 PIECE_ROWS = 16_384
 """Records whose windows are merged together."""

@@ -85,7 +85,7 @@ _FAR_US = 1 << 62
 """Farther from 1970 than any window; differences of such times fit int64."""
 
 
-class Due(NamedTuple):
+class DueWindows(NamedTuple):
     """Slices of which a window is due."""
 
     slots: Slots
@@ -198,9 +198,9 @@ class WindowOperator(Operator):
     """One window operator on one subtask."""
 
     def __init__(self, step: WindowAggregate, ctx: OperatorContext) -> None:
-        placed = ctx.placed[0]
-        self._step, self._ctx, self._upsert = step, ctx, placed.upsert_key is not None
-        self._schema = pa.schema([*placed.schema, OP_FIELD] if self._upsert else placed.schema)
+        placed_step = ctx.placed[0]
+        self._step, self._ctx, self._upsert = step, ctx, placed_step.upsert_key is not None
+        self._schema = pa.schema([*placed_step.schema, OP_FIELD] if self._upsert else placed_step.schema)
         self._table, self._clock = ctx.table(step.operator), EventClock(step.operator, ctx)
         also = (WINDOW_END, MARK.name) if step.early_us else (WINDOW_END,)
         self._folding = Folding(step.operator, step.aggregations, self._table, ctx.job, also, ctx.time_slice)
@@ -209,7 +209,7 @@ class WindowOperator(Operator):
         self._early = early
         self._taken = in_pieces(ctx, step.operator, step.aggregations, self._take)
         self._give = results_in_pieces(ctx, step.operator, step.aggregations)
-        self._keys = KeyType.of(placed.schema.field(name) for name in step.keys)
+        self._keys = KeyType.of(placed_step.schema.field(name) for name in step.keys)
         self._owners, self._slices = Owners(self._table), HeldSlices(self._table, self._folding)
         self.rows_in = self.rows_out = self.late = 0
         self._due = NEVER_US
@@ -280,11 +280,11 @@ class WindowOperator(Operator):
 
     def on_barrier(self) -> None:
         self._clock.note()
-        dropped = drop_vacant(self._table, self._looked_up)
-        if dropped:
+        has_shrunk = drop_vacant(self._table, self._looked_up)
+        if has_shrunk:
             self._looked_up = 0
         if self._early is not None:
-            if dropped:
+            if has_shrunk:
                 self._early.give_up()
             self._early.note()
 
@@ -302,7 +302,7 @@ class WindowOperator(Operator):
         if isinstance(old, int) and self._step.window.overlap > 1:
             self._close_slices(old)
             return
-        due, over, self._due = list[Due](), list[Slots](), LAST_US
+        due, over, self._due = list[DueWindows](), list[Slots](), LAST_US
         for slots in self._table.present_parts():
             ends = self._table.values(WINDOW_END, slots)
             now, before = self._clock.of(lambda: self._table.keys_at(slots)), old  # noqa: B023 - called here
@@ -312,7 +312,7 @@ class WindowOperator(Operator):
             self._due = min(self._due, self._first_due(ends[~is_over], at(now, ~is_over)))
             after, through = self._became_due(before, now)
             is_due = (ends + self._spread_us > after) & (ends <= through)
-            due.append(Due(slots[is_due], ends[is_due], at(after, is_due), at(through, is_due)))
+            due.append(DueWindows(slots[is_due], ends[is_due], at(after, is_due), at(through, is_due)))
             over.append(slots[is_over])
         if sum(slots.size for slots in over):
             self._give(self._closed(self._results_due(due), np.concatenate(over)))
@@ -352,11 +352,11 @@ class WindowOperator(Operator):
     def _of_held(self, after: int, through: int) -> Iterator[pa.RecordBatch]:
         """Yield windows as `_of_slices` does, of slices that are held."""
         for end, slices in self._windows_over(self._slices.ends, after, through):
-            found = self._slices.merged(slices)
-            if found is None:  # a sum may not fit
+            window = self._slices.merged(slices)
+            if window is None:  # a sum may not fit
                 yield from self._window(end, self._rows_of(end))
                 continue
-            keys, states = found
+            keys, states = window
             yield self._made(np.full(len(keys), end), keys.type.decode(keys), self._folding.results_of(states))
         self._slices.release(through - self._spread_us)
 
@@ -452,19 +452,19 @@ class WindowOperator(Operator):
         width = (last - first) // window.every_us + 1
         pairs = np.unique((windows - first) // window.every_us * len(owners.keys) + owners.numbers)
         of, at_end = pairs % len(owners.keys), pairs // len(owners.keys)
-        known, places = self._known_slices(owners.keys, first, width)
+        known_slots, places = self._known_slices(owners.keys, first, width)
         begins = np.searchsorted(places, of * width + at_end - window.overlap + 1)
         sizes = np.searchsorted(places, of * width + at_end, "right") - begins
         for part in np.array_split(np.arange(pairs.size), -(-int(sizes.sum()) // MERGED_AT_ONCE)):
             members, groups = spread(begins[part], sizes[part])
-            states = self._folding.combined(known[members], groups, part.size)
+            states = self._folding.combined(known_slots[members], groups, part.size)
             keys_given = keys.type.decode(owners.keys.take(of[part]))
             yield self._made(first + at_end[part] * window.every_us, keys_given, self._folding.results_of(states))
 
     def _known_slices(self, users: Keys, first: int, width: int) -> tuple[Slots, Times]:
         """Return the slots of slices that have state, and their places: `width` for each user key, from `first` on."""
         ends, size = first + np.arange(width) * self._step.window.every_us, len(self._table)
-        columns, found = users.type.decode(users), list[tuple[Slots, Times]]()
+        columns, slot_parts = users.type.decode(users), list[tuple[Slots, Times]]()
         for part in np.array_split(np.arange(len(users)), -(-len(users) * width // MERGED_AT_ONCE)):
             owners = np.repeat(part, width)
             bounds = pa.array(np.tile(ends, part.size)).view(TIME)
@@ -472,12 +472,12 @@ class WindowOperator(Operator):
                 self._table, self._table.spec.key.encode([bounds, *(each.take(pa.array(owners)) for each in columns)])
             )
             known = np.flatnonzero(slots >= 0)
-            found.append((slots[known], part[0] * width + known))
+            slot_parts.append((slots[known], part[0] * width + known))
         self._looked_up += len(self._table) - size
-        slots, places = (np.concatenate(each) for each in zip(*found, strict=True))
+        slots, places = (np.concatenate(each) for each in zip(*slot_parts, strict=True))
         return slots, places
 
-    def _results_due(self, due: list[Due]) -> Iterator[pa.RecordBatch]:
+    def _results_due(self, due: list[DueWindows]) -> Iterator[pa.RecordBatch]:
         """Yield windows in the order of their ends."""
         slots, ends = (np.concatenate([each[i] for each in due] or [np.empty(0, np.int64)]) for i in (0, 1))
         if not slots.size:

@@ -109,13 +109,13 @@ def _entry(plan: Plan, fragment: Fragment) -> str:
 
 def _below(fragment: Fragment, input: int, depth: int) -> list[str]:
     lines: list[str] = []
-    for placed in fragment.steps:
-        if placed.input == input:
-            upsert = f" upsert by {', '.join(placed.upsert_key)}" if placed.upsert_key else ""
-            lines.append("  " * depth + placed.step.text() + (f" -> ({schema_text(placed.schema)}){upsert}"))
-            lines.extend(_below(fragment, placed.id, depth + 1))
-        elif input in placed.also:
-            lines.append("  " * depth + f"to step {placed.id}, {placed.step.text()}")
+    for placed_step in fragment.steps:
+        if placed_step.input == input:
+            upsert = f" upsert by {', '.join(placed_step.upsert_key)}" if placed_step.upsert_key else ""
+            lines.append("  " * depth + placed_step.step.text() + (f" -> ({schema_text(placed_step.schema)}){upsert}"))
+            lines.extend(_below(fragment, placed_step.id, depth + 1))
+        elif input in placed_step.also:
+            lines.append("  " * depth + f"to step {placed_step.id}, {placed_step.step.text()}")
     return lines
 
 

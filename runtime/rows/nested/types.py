@@ -17,7 +17,7 @@ from holdfast.runtime.rows.nested.fields import FieldType, Mask, Unfit, mask_of
 
 
 @dataclass(frozen=True)
-class Part:
+class NestedPart:
     """The element of a list, a key or value of a map, or a field of a struct.
 
     Args:
@@ -61,12 +61,12 @@ class Part:
         Args:
             there: Which ones are in a value that is not null; None: all.
         """
-        found = self.type.wrong(column)
+        wrong_mask = self.type.wrong(column)
         if not self.nullable and column.null_count:
             nulls = mask_of(column.is_null())
             nulls = nulls if there is None else nulls & there
-            found = nulls if found is None else found | nulls
-        return found if found is not None and found.any() else None
+            wrong_mask = nulls if wrong_mask is None else wrong_mask | nulls
+        return wrong_mask if wrong_mask is not None and wrong_mask.any() else None
 
     def reason(self, value: Any, step: str) -> Unfit | None:
         """See FieldType.reason."""
@@ -81,7 +81,7 @@ class ListOf(FieldType):
 
     special = limited = True
 
-    def __init__(self, item: Part) -> None:
+    def __init__(self, item: NestedPart) -> None:
         super().__init__(pa.list_(item.type.arrow), f"list[{_shown(item)}]")
         self._item = item
 
@@ -116,7 +116,7 @@ class MapOf(FieldType):
 
     special = limited = True
 
-    def __init__(self, item: Part) -> None:
+    def __init__(self, item: NestedPart) -> None:
         super().__init__(pa.map_(pa.string(), item.type.arrow), f"dict[str, {_shown(item)}]")
         self._item = item
 
@@ -161,7 +161,7 @@ class Nested(FieldType):
 
     special = limited = True
 
-    def __init__(self, kind: type, parts: Sequence[Part]) -> None:
+    def __init__(self, kind: type, parts: Sequence[NestedPart]) -> None:
         arrow = pa.struct([pa.field(part.name, part.type.arrow) for part in parts])
         super().__init__(arrow, kind.__qualname__)
         self._kind, self._parts = kind, tuple(parts)
@@ -182,16 +182,16 @@ class Nested(FieldType):
     def _of_mapping(self, value: Mapping[Any, Any]) -> dict[str, Any]:
         if (unknown := next((name for name in value if name not in self._names), None)) is not None:
             raise Unfit(f"has the field {unknown!r}, which {self.shown} does not have")
-        found = {}
+        fields = {}
         for part in self._parts:
             name = part.name if part.name in value else part.attribute
             if name in value:
-                found[part.name] = part.plain(value[name], f".{part.attribute}")
+                fields[part.name] = part.plain(value[name], f".{part.attribute}")
             elif part.default is not None:
-                found[part.name] = part.default()
+                fields[part.name] = part.default()
             else:
-                found[part.name] = part.plain(None, f".{part.attribute}")
-        return found
+                fields[part.name] = part.plain(None, f".{part.attribute}")
+        return fields
 
     def normal(self, column: pa.Array) -> pa.Array:
         """See FieldType.normal."""
@@ -213,7 +213,7 @@ class Nested(FieldType):
         return _first(part.reason(value[part.name], f".{part.attribute}") for part in self._parts)
 
 
-def _shown(part: Part) -> str:
+def _shown(part: NestedPart) -> str:
     return part.type.shown + (" | None" if part.nullable else "")
 
 

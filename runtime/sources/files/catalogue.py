@@ -29,7 +29,7 @@ from holdfast.errors import AlreadyExists, NotFound
 from holdfast.ports import ObjectStore
 from holdfast.runtime.sources import objects
 from holdfast.runtime.sources.objects import decoded, encoded
-from holdfast.storage.folders import Found
+from holdfast.storage.folders import FolderFile
 
 FORMAT_VERSION = 1
 FILES_PER_LISTING = 10_000
@@ -38,7 +38,7 @@ PACKED = 64
 LEVELS = 4
 
 
-class Head(msgspec.Struct, frozen=True, kw_only=True):
+class FileCatalogueHead(msgspec.Struct, frozen=True, kw_only=True):
     """Contents of `catalogue.json`: what a catalogue is of. It never changes."""
 
     folder: str
@@ -49,7 +49,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     v: int = FORMAT_VERSION
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True):
+class FileEntry(msgspec.Struct, frozen=True, array_like=True):
     """A file in the catalogue.
 
     Args:
@@ -62,54 +62,54 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     span: int
 
     @property
-    def file(self) -> Found:
+    def file(self) -> FolderFile:
         """The file as it was listed."""
-        return Found(self.name, self.size, self.version)
+        return FolderFile(self.name, self.size, self.version)
 
 
-class Listing(msgspec.Struct, frozen=True):
+class FileListing(msgspec.Struct, frozen=True):
     """Contents of an object: files that follow those of the objects before it."""
 
-    files: tuple[Entry, ...]
+    files: tuple[FileEntry, ...]
     v: int = FORMAT_VERSION
 
 
-class Place(NamedTuple):
+class FilePosition(NamedTuple):
     """Where a position lies: in the file `number` of its partition, which begins at `start`."""
 
     number: int
-    entry: Entry
+    entry: FileEntry
     start: int
 
 
-_HEAD, _LISTING = msgspec.json.Decoder(Head), msgspec.json.Decoder(Listing)
+_HEAD, _LISTING = msgspec.json.Decoder(FileCatalogueHead), msgspec.json.Decoder(FileListing)
 
 
-def read_head(store: ObjectStore) -> Head | None:
+def read_head(store: ObjectStore) -> FileCatalogueHead | None:
     """Return what `catalogue.json` says; None before there is one. Raises Damaged, ConfigError."""
     return objects.read_head(store, _HEAD, FORMAT_VERSION)
 
 
-class Catalogue:
+class FileCatalogue:
     """A catalogue as one process knows it. Not safe to share between threads.
 
     Args:
         store: The source's folder.
     """
 
-    def __init__(self, store: ObjectStore, head: Head) -> None:
+    def __init__(self, store: ObjectStore, head: FileCatalogueHead) -> None:
         self._store, self._head = store, head
         self._objects = 0
         self._files = 0
-        self._entries: dict[str, Entry] = {}
-        self._parts: list[list[Entry]] = [[] for _ in range(head.partitions)]
+        self._entries: dict[str, FileEntry] = {}
+        self._parts: list[list[FileEntry]] = [[] for _ in range(head.partitions)]
         self._ends: list[list[int]] = [[] for _ in range(head.partitions)]
         self._hashes: list[list[bytes]] = [[] for _ in range(head.partitions)]
 
     def __len__(self) -> int:
         return self._files
 
-    def get(self, name: str) -> Entry | None:
+    def get(self, name: str) -> FileEntry | None:
         """Return the file with this name; None if the catalogue does not have it."""
         return self._entries.get(name)
 
@@ -120,10 +120,10 @@ class Catalogue:
             self._take(listing.files)
             self._objects += PACKED**level
 
-    def append(self, entries: Sequence[Entry]) -> bool:
+    def append(self, entries: Sequence[FileEntry]) -> bool:
         """Append files; false if another process has appended some: nothing was written then. Raises Unavailable."""
         assert 0 < len(entries) <= FILES_PER_LISTING
-        listing = Listing(tuple(entries))
+        listing = FileListing(tuple(entries))
         try:
             self._store.create(self._path(0, self._objects), encoded(listing))
         except AlreadyExists:
@@ -137,13 +137,13 @@ class Catalogue:
         """Return the position after the last file of a partition."""
         return self._ends[partition][-1] if self._ends[partition] else 0
 
-    def place(self, partition: int, offset: int) -> Place | None:
+    def place(self, partition: int, offset: int) -> FilePosition | None:
         """Return the file that holds a position; None at the end."""
         ends = self._ends[partition]
         number = bisect_right(ends, offset)
         if number == len(ends):
             return None
-        return Place(number, self._parts[partition][number], ends[number - 1] if number else 0)
+        return FilePosition(number, self._parts[partition][number], ends[number - 1] if number else 0)
 
     def begun(self, partition: int, offset: int) -> int:
         """Return how many files of a partition begin before a position above 0."""
@@ -154,7 +154,7 @@ class Catalogue:
         hashes = self._hashes[partition]
         return hashes[count - 1].hex() if 0 < count <= len(hashes) else None
 
-    def whole_from(self, partition: int, there: dict[str, Found]) -> int:
+    def whole_from(self, partition: int, there: dict[str, FolderFile]) -> int:
         """Return the lowest position from which on all files are there as they were listed."""
         parts, ends = self._parts[partition], self._ends[partition]
         for number in reversed(range(len(parts))):
@@ -162,7 +162,7 @@ class Catalogue:
                 return ends[number]
         return 0
 
-    def _next(self) -> tuple[int, Listing] | None:
+    def _next(self) -> tuple[int, FileListing] | None:
         """Return the largest object that follows what is known, and its level; None if there is none."""
         for level in reversed(range(LEVELS)):
             if self._objects % PACKED**level == 0:
@@ -173,7 +173,7 @@ class Catalogue:
                     continue
         return None
 
-    def _take(self, entries: Sequence[Entry]) -> None:
+    def _take(self, entries: Sequence[FileEntry]) -> None:
         for entry in entries:
             partition = self._files % self._head.partitions
             self._entries[entry.name] = entry
@@ -195,7 +195,7 @@ class Catalogue:
                 found = [decoded(_LISTING, self._store.get(path), path, FORMAT_VERSION) for path in parts]
             except NotFound:  # the driver that was to write one was killed
                 return
-            whole = Listing(tuple(entry for each in found for entry in each.files))
+            whole = FileListing(tuple(entry for each in found for entry in each.files))
             self._store.put(self._path(level, first // PACKED), encoded(whole))
 
     def _path(self, level: int, number: int) -> str:

@@ -16,7 +16,7 @@ class WrongFile(Exception):
     """The file is damaged, or has other columns than the job reads; the text says why."""
 
 
-class Piece(NamedTuple):
+class FilePiece(NamedTuple):
     """Records of a file, with positions that count from its beginning.
 
     Args:
@@ -33,5 +33,5 @@ class Piece(NamedTuple):
 class Contents(Protocol):
     """An open file, which is read forward; reading elsewhere costs more."""
 
-    def read(self, at: int, bytes_max: int) -> Piece:
+    def read(self, at: int, bytes_max: int) -> FilePiece:
         """Return the records from a position on, before the end of the file. Raises WrongFile, Unavailable."""

@@ -13,12 +13,12 @@ import pyarrow as pa
 
 from holdfast.runtime.formats.csv_lines import refuse_columns
 from holdfast.runtime.formats.json_lines import JsonLines
-from holdfast.runtime.sources.files.catalogue import Entry
+from holdfast.runtime.sources.files.catalogue import FileEntry
 from holdfast.runtime.sources.files.contents import Contents, WrongFile
 from holdfast.runtime.sources.files.parquet import ParquetContents
 from holdfast.runtime.sources.files.text import TextContents, csv_contents
-from holdfast.sinks.files.hive import Unfit, has_folders, is_text, value_of, values_in
-from holdfast.storage.folders import Found, ReadFile
+from holdfast.sinks.files.hive import NoFolder, has_folders, is_text, value_of, values_in
+from holdfast.storage.folders import FolderFile, ReadFile
 
 FormatName = Literal["parquet", "jsonl", "csv"]
 FORMATS: tuple[FormatName, ...] = ("parquet", "jsonl", "csv")
@@ -54,14 +54,14 @@ class Format:
         """Whether the beginning or the end of a file is read when it is listed."""
         return self.name != "jsonl"
 
-    def span(self, handle: ReadFile, file: Found) -> int:
+    def span(self, handle: ReadFile, file: FolderFile) -> int:
         """Return how many positions a file takes: its rows, or its bytes. Raises WrongFile, Unavailable."""
         if self.is_text:
-            self.contents(handle, Entry(*file, span=file.size))
+            self.contents(handle, FileEntry(*file, span=file.size))
             return file.size
         return ParquetContents(handle, self.schema, self._held(file.name)).rows
 
-    def contents(self, handle: ReadFile, entry: Entry) -> Contents:
+    def contents(self, handle: ReadFile, entry: FileEntry) -> Contents:
         """Return the contents of an open file. Raises WrongFile, Unavailable."""
         if self.name == "jsonl":
             lines = JsonLines(self.schema, "rfc3339", self.defaults)
@@ -79,7 +79,7 @@ class Format:
         fields = [each for each in self.schema if each.name in texts and has_folders(each.type)]
         try:
             return {each.name: _value(texts[each.name], each) for each in fields}
-        except Unfit as error:
+        except NoFolder as error:
             raise WrongFile(f"its folders do not fit the columns of the job: {error}") from error
 
 
@@ -87,5 +87,5 @@ def _value(text: str | None, field: pa.Field) -> pa.Scalar:
     if text is None and not field.nullable:
         if is_text(field.type):
             return pa.scalar("", field.type)  # null and the empty text share a folder
-        raise Unfit(f"column {field.name!r} has no value, but the job reads it as never null")
+        raise NoFolder(f"column {field.name!r} has no value, but the job reads it as never null")
     return value_of(text, field.type)

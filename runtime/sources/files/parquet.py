@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from holdfast.runtime.sources.files.contents import Contents, Piece, WrongFile
+from holdfast.runtime.sources.files.contents import Contents, FilePiece, WrongFile
 from holdfast.storage.folders import ReadFile
 
 _WRONG = (pa.ArrowException, OSError, ValueError)
@@ -46,13 +46,13 @@ class ParquetContents(Contents):
         try:
             whole = pa.PythonFile(file, mode="r")
             self._file: Any = pq.ParquetFile(whole, coerce_int96_timestamp_unit="us")  # else they wrap in silence
-            found = self._file.schema_arrow
+            file_schema = self._file.schema_arrow
             groups = [self._file.metadata.row_group(number) for number in range(self._file.metadata.num_row_groups)]
         except _WRONG as error:
             raise WrongFile(f"it cannot be read as Parquet: {_first_line(error)}") from error
-        self._held = {name: value for name, value in held.items() if name not in found.names}
+        self._held = {name: value for name, value in held.items() if name not in file_schema.names}
         self._read = pa.schema([field for field in schema if field.name not in self._held])
-        _check(self._read, found)
+        _check(self._read, file_schema)
         _check_int96(self._read, self._file.schema)
         self._firsts = [0, *accumulate(group.num_rows for group in groups)]
         size = sum(group.total_byte_size for group in groups)
@@ -66,7 +66,7 @@ class ParquetContents(Contents):
         """How many rows it has."""
         return int(self._firsts[-1])
 
-    def read(self, at: int, bytes_max: int) -> Piece:
+    def read(self, at: int, bytes_max: int) -> FilePiece:
         try:
             batch = self._following(at, bytes_max)
             rows = self._fitted(batch.slice(0, _rows_within(batch, bytes_max)), at)
@@ -74,7 +74,7 @@ class ParquetContents(Contents):
             raise WrongFile(f"row {at + 1} or a later one cannot be read: {_first_line(error)}") from error
         self._at = at + rows.num_rows
         self._rest = batch.slice(rows.num_rows) if rows.num_rows < batch.num_rows else None
-        return Piece(rows, None, self._at)
+        return FilePiece(rows, None, self._at)
 
     def _following(self, at: int, bytes_max: int) -> pa.RecordBatch:
         """Return decoded rows from a position on."""
@@ -87,11 +87,11 @@ class ParquetContents(Contents):
         group = max(number for number, first in enumerate(self._firsts[:-1]) if first <= at)
         size = max(1, min(_ROWS_MAX, bytes_max // self._row_bytes))
         self._batches = self._file.iter_batches(size, row_groups=[group], columns=self._read.names, use_threads=False)
-        skipped = self._firsts[group]
+        batch_start = self._firsts[group]
         for batch in self._batches:
-            if skipped + batch.num_rows > at:
-                return batch.slice(at - skipped)
-            skipped += batch.num_rows
+            if batch_start + batch.num_rows > at:
+                return batch.slice(at - batch_start)
+            batch_start += batch.num_rows
         raise WrongFile(f"its row group {group} has fewer rows than its footer says")
 
     def _fitted(self, batch: pa.RecordBatch, at: int) -> pa.RecordBatch:

@@ -24,10 +24,10 @@ import pyarrow as pa
 from holdfast.errors import Damaged, HoldfastError, Where
 from holdfast.runtime.plan.ahead import Ahead, Read, ReaderAhead
 from holdfast.runtime.plan.source import OFFSETS, OpenSource, PartitionReader
-from holdfast.runtime.sources.files.catalogue import FILES_PER_LISTING, Catalogue, Entry, Place
-from holdfast.runtime.sources.files.contents import Contents, Piece, WrongFile
+from holdfast.runtime.sources.files.catalogue import FILES_PER_LISTING, FileCatalogue, FileEntry, FilePosition
+from holdfast.runtime.sources.files.contents import Contents, FilePiece, WrongFile
 from holdfast.runtime.sources.files.formats import Format
-from holdfast.storage.folders import Folder, Found, ReadFile
+from holdfast.storage.folders import Folder, FolderFile, ReadFile
 
 LEFT_OUT_BEFORE, LEFT_OUT_AFTER = (".", "_"), (".tmp", ".crc")
 COMPRESSED = (".gz", ".bz2", ".zst", ".xz", ".lz4", ".snappy")
@@ -36,7 +36,7 @@ OPENED_TOGETHER = 16
 _NOT_READ = "no more records were read; the job is at its last checkpoint"
 
 
-def is_data(file: Found) -> bool:
+def is_data(file: FolderFile) -> bool:
     """Return whether a file is read: it is not empty, and its name does not mark it as unfinished or as no data."""
     return file.size > 0 and not is_left_out(file.name.split("/"))
 
@@ -71,7 +71,7 @@ class OpenFiles(OpenSource):
         self,
         folder: Folder,
         where: str,
-        catalogue: Catalogue,
+        catalogue: FileCatalogue,
         form: Format,
         *,
         partitions: int,
@@ -97,11 +97,11 @@ class OpenFiles(OpenSource):
         kind, *rest = identity.split(" ")
         if kind != "files" or len(rest) != 3:
             return f"it is files, but a {kind} was read"
-        partition, count, known = int(rest[0]), int(rest[1]), rest[2]
+        partition, count, expected_hash = int(rest[0]), int(rest[1]), rest[2]
         with self._catalogue_lock:
             self._catalogue.refresh()
             found = self._catalogue.hash_of(partition, count) if partition in self._partitions else None
-        if found == known:
+        if found == expected_hash:
             return None
         return f"the catalogue of {self._where} in the job's folder does not have the files that were read"
 
@@ -164,13 +164,13 @@ class OpenFiles(OpenSource):
                     new = new[FILES_PER_LISTING:]
             return len(self._catalogue)
 
-    def _is_new(self, file: Found) -> bool:
+    def _is_new(self, file: FolderFile) -> bool:
         known = self._catalogue.get(file.name)
         if known is not None and known.file != file:
             raise self._refused(file.name, _difference(known.file, file), RESTORE)
         return known is None
 
-    def _entries(self, files: Sequence[Found]) -> list[Entry]:
+    def _entries(self, files: Sequence[FolderFile]) -> list[FileEntry]:
         """Return the entries of files, in order. Files that change while they are opened wait for the next listing."""
         with ThreadPoolExecutor(OPENED_TOGETHER) as pool:
             try:
@@ -179,16 +179,16 @@ class OpenFiles(OpenSource):
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
 
-    def _entry(self, file: Found) -> Entry | None:
+    def _entry(self, file: FolderFile) -> FileEntry | None:
         if self._form.is_text and file.name.endswith(COMPRESSED):
             raise self._refused(file.name, "it is compressed, and text cannot be read from a byte on then", MOVE)
         if not self._form.is_opened_to_list:
-            return Entry(*file, span=file.size)
+            return FileEntry(*file, span=file.size)
         if (handle := self._folder.opened(file)) is None:
             return None
         with closing(handle):
             try:
-                return Entry(*file, span=self._form.span(handle, file))
+                return FileEntry(*file, span=self._form.span(handle, file))
             except WrongFile as wrong:
                 if not self._folder.verify(file):
                     return None
@@ -216,7 +216,7 @@ class OpenFiles(OpenSource):
                 self._close(partition)
         return Read(_with_offsets(piece, place.start), place.start + piece.following)
 
-    def _piece(self, partition: int, place: Place, at: int, max_bytes: int) -> Piece:
+    def _piece(self, partition: int, place: FilePosition, at: int, max_bytes: int) -> FilePiece:
         file = place.entry.file
         where = Where(partition=partition, offset=place.start + at)
         try:
@@ -229,14 +229,14 @@ class OpenFiles(OpenSource):
             raise self._changed(file, where)
         return piece
 
-    def _contents(self, partition: int, place: Place) -> Contents:
-        held = self._open.get(partition)
-        if held is None or held.number != place.number:
+    def _contents(self, partition: int, place: FilePosition) -> Contents:
+        open_file = self._open.get(partition)
+        if open_file is None or open_file.number != place.number:
             self._close(partition)
             if (handle := self._folder.opened(place.entry.file)) is None:
                 raise self._changed(place.entry.file, Where(partition=partition, offset=place.start))
-            held = self._open[partition] = _Open(place.number, handle, self._form.contents(handle, place.entry))
-        return held.contents
+            open_file = self._open[partition] = _Open(place.number, handle, self._form.contents(handle, place.entry))
+        return open_file.contents
 
     def _close(self, partition: int) -> None:
         if (held := self._open.pop(partition, None)) is not None:
@@ -250,7 +250,7 @@ class OpenFiles(OpenSource):
                 self._catalogue.refresh()
                 self._next_look = at + self._every_s
 
-    def _changed(self, file: Found, where: Where) -> Damaged:
+    def _changed(self, file: FolderFile, where: Where) -> Damaged:
         now = self._folder.look(file.name)
         what = "it no longer exists, and was not read to its end" if now is None else _difference(file, now)
         return self._refused(file.name, what, RESTORE, where)
@@ -272,13 +272,13 @@ REPLACE = (
 MOVE = "move the file out of the folder, and put it there again decompressed; then start the job again"
 
 
-def _difference(listed: Found, now: Found) -> str:
+def _difference(listed: FolderFile, now: FolderFile) -> str:
     if listed.size != now.size:
         return f"it has {now.size:,} bytes, but had {listed.size:,} when it was listed"
     return f"it was replaced or changed since it was listed (version {now.version}, was {listed.version})"
 
 
-def _with_offsets(piece: Piece, start: int) -> pa.RecordBatch | None:
+def _with_offsets(piece: FilePiece, start: int) -> pa.RecordBatch | None:
     batch = piece.rows
     if batch is None or piece.offsets is None:
         return batch

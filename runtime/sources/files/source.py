@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from holdfast.errors import ConfigError
 from holdfast.runtime.plan.source import Source
-from holdfast.runtime.sources.files.catalogue import Catalogue, Head, read_head
+from holdfast.runtime.sources.files.catalogue import FileCatalogue, FileCatalogueHead, read_head
 from holdfast.runtime.sources.files.formats import Format
 from holdfast.runtime.sources.files.reading import OpenFiles, is_left_out
 from holdfast.runtime.sources.objects import HEAD_PATH, remove, write_head
@@ -49,7 +49,7 @@ class FilesSource(Source):
     bounded: bool
     row_type: type | None = None
     folder: str | None = None
-    head: Head | None = None
+    head: FileCatalogueHead | None = None
     lists: bool = False
 
     def __repr__(self) -> str:
@@ -103,12 +103,12 @@ class FilesSource(Source):
             remove(store, lambda path: path != HEAD_PATH and not path.startswith(f"{before.folder}/"))
             return replace(self, head=before, lists=True)
         head = self._new_head()
-        made = replace(self, head=head, lists=True)
-        made.list_first()
+        source = replace(self, head=head, lists=True)
+        source.list_first()
         write_head(store, head)
         if before is not None:
             remove(store, lambda path: path.startswith(f"{before.folder}/"))
-        return made
+        return source
 
     def list_first(self) -> None:
         """List the files for the first time.
@@ -117,11 +117,11 @@ class FilesSource(Source):
             ConfigError: the source is bounded, and there is none.
             Damaged, Unavailable: see OpenFiles.list_files.
         """
-        opened = self.open()
+        open_files = self.open()
         try:
-            count = opened.list_files()
+            count = open_files.list_files()
         finally:
-            opened.close()
+            open_files.close()
         if self.bounded and not count:
             raise ConfigError(
                 f"{self.where} holds no files, and a source with bounded=True would read nothing",
@@ -143,7 +143,7 @@ class FilesSource(Source):
         return OpenFiles(
             open_folder(self.path),
             self.where,
-            Catalogue(store, head),
+            FileCatalogue(store, head),
             self.form,
             partitions=head.partitions,
             bounded=head.bounded,
@@ -156,8 +156,8 @@ class FilesSource(Source):
         assert self.folder is not None, "the job's folder is known when a job starts"
         return self.folder
 
-    def _new_head(self) -> Head:
-        return Head(
+    def _new_head(self) -> FileCatalogueHead:
+        return FileCatalogueHead(
             folder=f"files-{uuid.uuid4().hex[:12]}",
             path=self.path,
             format=self.form.name,
@@ -165,7 +165,7 @@ class FilesSource(Source):
             bounded=self.bounded,
         )
 
-    def _check_same(self, head: Head) -> None:
+    def _check_same(self, head: FileCatalogueHead) -> None:
         """Refuse other arguments than those of the catalogue: they decide what a position names."""
         pairs = {
             "path": (head.path, self.path),

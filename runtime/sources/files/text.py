@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from holdfast.runtime.formats.csv_lines import CsvLines, header_of
 from holdfast.runtime.rows.dead_letters import Form, Refused, with_refused
-from holdfast.runtime.sources.files.contents import Contents, Piece, WrongFile
+from holdfast.runtime.sources.files.contents import Contents, FilePiece, WrongFile
 from holdfast.storage.folders import ReadFile
 
 LINE_BYTES_MAX = 64 << 20
@@ -57,16 +57,16 @@ class TextContents(Contents):
         self._blank = blank
         self._line_at = begin
 
-    def read(self, at: int, bytes_max: int) -> Piece:
+    def read(self, at: int, bytes_max: int) -> FilePiece:
         raw = self._raw(max(at, self._begin), bytes_max)
         self._line_at = following = raw.first + len(raw.data)
         values, offsets = _lines_of(raw.data, self._blank)
         if not values:
-            return Piece(None, None, following)
+            return FilePiece(None, None, following)
         offsets += raw.first
         batch, refused = self._lines.decode(values)
         placed = {row: self._placed(each, int(offsets[row])) for row, each in refused.items()}
-        return Piece(with_refused(batch, placed), offsets, following)
+        return FilePiece(with_refused(batch, placed), offsets, following)
 
     def _placed(self, refused: Refused, at: int) -> Refused:
         """Return a refused line with its place, as text if it is some."""
@@ -84,9 +84,9 @@ class TextContents(Contents):
         if at not in (self._line_at, self._begin):  # the byte before shows whether a line begins here
             first = self._skipped(at - 1)
         self._file.seek(first)
-        data, wanted = b"", max(1, bytes_max)
+        data, chunk_bytes = b"", max(1, bytes_max)
         while first + len(data) < self._size:
-            more = self._file.read(min(wanted, self._size - first - len(data)))
+            more = self._file.read(min(chunk_bytes, self._size - first - len(data)))
             if not more:
                 raise WrongFile(f"it ends at byte {first + len(data)} of {self._size}")
             ended = more.rfind(b"\n") if not data else more.find(b"\n")
@@ -95,7 +95,7 @@ class TextContents(Contents):
             data += more
             if len(data) > LINE_BYTES_MAX:
                 raise WrongFile(f"the line at byte {first} is longer than {LINE_BYTES_MAX >> 20} MiB")
-            wanted = max(wanted, len(data))
+            chunk_bytes = max(chunk_bytes, len(data))
         return _Raw(first, data)
 
     def _skipped(self, at: int) -> int:
@@ -112,15 +112,15 @@ class TextContents(Contents):
 
 def _lines_of(data: bytes, blank: bool) -> tuple[list[bytes], NDArray[np.int64]]:
     """Return the lines without their ends, and where each begins; `blank`: also those that are blank."""
-    found = np.frombuffer(data, np.uint8)
-    ends = np.flatnonzero(found == ord("\n"))
+    byte_values = np.frombuffer(data, np.uint8)
+    ends = np.flatnonzero(byte_values == ord("\n"))
     starts = np.concatenate([[0], ends + 1]).astype(np.int64)
     lines = data.split(b"\n")
     if starts[-1] == len(data):  # nothing follows the last line end
         starts, lines = starts[:-1], lines[:-1]
     if b"\r" in data:
         lines = [line.removesuffix(b"\r") for line in lines]
-    maybe = [] if blank else np.flatnonzero(found[starts] <= ord(" ")).tolist()
+    maybe = [] if blank else np.flatnonzero(byte_values[starts] <= ord(" ")).tolist()
     if empty := {place for place in maybe if not lines[place].strip(_BLANKS)}:
         kept = [place for place in range(len(lines)) if place not in empty]
         return [lines[place] for place in kept], starts[kept]

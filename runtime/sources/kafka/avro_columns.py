@@ -37,7 +37,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.errors import ConfigError
-from holdfast.runtime.formats.halving import Unfit, by_halves, without_nulls
+from holdfast.runtime.formats.halving import UndecodableLines, by_halves, without_nulls
 from holdfast.storage.kafka.avro import WIDTHS, Type, codec_schema
 
 Values = list[Any]
@@ -53,7 +53,7 @@ FAULTS = (EOFError, IndexError, StopIteration, OverflowError)
 """The errors of the codec for bytes that do not follow the schema."""
 
 
-class Misfit(Exception):
+class AvroMisfit(Exception):
     """A schema does not fit the columns; the message names the field and the types."""
 
 
@@ -73,7 +73,7 @@ class AvroColumns:
     def __init__(self, written: Type, schema: pa.Schema, defaults: Mapping[str, Any]) -> None:
         self._schema = schema
         if written.kind != "record":
-            raise Misfit(f"it is {written}, but columns are the fields of a record")
+            raise AvroMisfit(f"it is {written}, but columns are the fields of a record")
         fields = dict(written.fields)
         self._columns = [_column(each, fields.get(each.name), defaults) for each in schema]
         self._codec = codec_schema(written, schema.names)
@@ -89,15 +89,15 @@ class AvroColumns:
         return list(by_halves(lines, places, why, self._together))
 
     def _together(self, lines: Sequence[bytes], places: Sequence[int], why: dict[int, str]) -> pa.RecordBatch:
-        rows, kept = self._read(lines, places, why)
+        rows, row_places = self._read(lines, places, why)
         columns = []
         for field, (name, build) in zip(self._schema, self._columns, strict=True):
             found = rows if name is None else [row[name] for row in rows]
             try:
                 columns.append(build(found))
             except (pa.ArrowException, ValueError, OverflowError) as error:
-                raise Unfit(f"column {field.name!r}: {str(error).splitlines()[0]}") from None
-        return without_nulls(columns, self._schema, kept, why)
+                raise UndecodableLines(f"column {field.name!r}: {str(error).splitlines()[0]}") from None
+        return without_nulls(columns, self._schema, row_places, why)
 
     def _read(self, lines: Sequence[bytes], places: Sequence[int], why: dict[int, str]) -> tuple[Values, list[int]]:
         """Return the records of values, and their places; refuse what does not follow the schema."""
@@ -105,12 +105,12 @@ class AvroColumns:
 
         if self._parsed is None:
             self._parsed = fastavro.parse_schema(self._codec)
-        read, parsed = fastavro.schemaless_reader, self._parsed
-        rows, kept = [], []
+        decode, schema = fastavro.schemaless_reader, self._parsed
+        rows, row_places = [], []
         for line, place in zip(lines, places, strict=True):
             file = BytesIO(line + b"\0")
             try:
-                row = read(file, parsed, None)
+                row = decode(file, schema, None)
             except UnicodeDecodeError:
                 why[place] = "a text in it is not UTF-8"
                 continue
@@ -121,8 +121,8 @@ class AvroColumns:
                 why[place] = _TOO_SHORT if left < 0 else f"it has {left:,} more bytes than its schema describes"
                 continue
             rows.append(row)
-            kept.append(place)
-        return rows, kept
+            row_places.append(place)
+        return rows, row_places
 
 
 def check_columns(schema: pa.Schema) -> None:
@@ -154,36 +154,36 @@ def _column(field: pa.Field, written: Type | None, defaults: Mapping[str, Any]) 
         return field.name, _build(field.type, written, field.name)
     default = defaults.get(field.name)
     if default is None and not field.nullable:
-        raise Misfit(f"it has no field {field.name!r}, which may not be null and has no default")
+        raise AvroMisfit(f"it has no field {field.name!r}, which may not be null and has no default")
     value = pa.scalar(default, field.type)
     return None, lambda rows: pa.repeat(value, len(rows))
 
 
 def _build(kind: pa.DataType, given: Type, path: str) -> Build:
     """Return how values of a type become a column. Raises Misfit."""
-    written, _ = given.without_null
+    writer_type, _ = given.without_null
     build: Build | None = None
-    if written.kind == "null":
+    if writer_type.kind == "null":
         return lambda values: pa.nulls(len(values), kind)
-    if _is_list(kind) and written.kind == "array":
-        build = _list(kind, written, path)
-    elif pa.types.is_map(kind) and written.kind == "map":
-        build = _map(kind, written, path)
-    elif pa.types.is_struct(kind) and written.kind == "record":
-        build = _struct(kind, written, path)
+    if _is_list(kind) and writer_type.kind == "array":
+        build = _list(kind, writer_type, path)
+    elif pa.types.is_map(kind) and writer_type.kind == "map":
+        build = _map(kind, writer_type, path)
+    elif pa.types.is_struct(kind) and writer_type.kind == "record":
+        build = _struct(kind, writer_type, path)
     else:
         for fits, make in _BUILDERS:
             if fits(kind):
-                build = make(kind, written)
+                build = make(kind, writer_type)
     if build is None:
-        raise Misfit(f"its field {path!r} is {given}, from which a column of type {kind} cannot be read exactly")
+        raise AvroMisfit(f"its field {path!r} is {given}, from which a column of type {kind} cannot be read exactly")
     return build
 
 
 def _inner(field: pa.Field, written: Type, path: str) -> Build:
     """Return how values within lists, maps and structs become a column: a null that is not allowed is a misfit."""
     if written.without_null[1] and not field.nullable:
-        raise Misfit(f"its field {path!r} is {written}, but may not be null in the column")
+        raise AvroMisfit(f"its field {path!r} is {written}, but may not be null in the column")
     return _build(field.type, written, path)
 
 
@@ -191,11 +191,13 @@ def _list(kind: pa.DataType, written: Type, path: str) -> Build:
     assert written.items is not None
     items = _inner(kind.value_field, written.items, f"{path}[]")
     large = pa.types.is_large_list(kind)
-    made, offset = (pa.LargeListArray, np.int64) if large else (pa.ListArray, np.int32)
+    array_type, offset = (pa.LargeListArray, np.int64) if large else (pa.ListArray, np.int32)
 
     def build(values: Values) -> pa.Array:
         offsets, mask = _offsets(values, offset)
-        return made.from_arrays(offsets, items(list(chain.from_iterable(filter(None, values)))), type=kind, mask=mask)
+        return array_type.from_arrays(
+            offsets, items(list(chain.from_iterable(filter(None, values)))), type=kind, mask=mask
+        )
 
     return build
 
@@ -223,7 +225,7 @@ def _struct(kind: pa.DataType, written: Type, path: str) -> Build:
         elif each.nullable:
             makers.append((each.name, _nulls(each.type)))
         else:
-            raise Misfit(f"it has no field '{path}.{each.name}', which may not be null")
+            raise AvroMisfit(f"it has no field '{path}.{each.name}', which may not be null")
 
     def build(values: Values) -> pa.Array:
         missing = pa.array([each is None for each in values], pa.bool_())
@@ -266,22 +268,22 @@ def _packed(values: Values, width: int) -> pa.Array:
     zero = bytes(width)
     missing = pa.array([each is None for each in values], pa.bool_())
     joined = b"".join([zero if each is None else each for each in values])
-    found = pa.Array.from_buffers(
+    floats = pa.Array.from_buffers(
         pa.float32() if width == 4 else pa.float64(), len(values), [None, pa.py_buffer(joined)]
     )
     if not missing.true_count:
-        return found
-    return pc.if_else(missing, pa.scalar(None, found.type), found)
+        return floats
+    return pc.if_else(missing, pa.scalar(None, floats.type), floats)
 
 
 def _booleans(kind: pa.DataType, written: Type) -> Build | None:
     if written.kind != "boolean":
         return None
-    known = {None: None, b"\0": False, b"\1": True}
+    values_by_byte = {None: None, b"\0": False, b"\1": True}
 
     def build(values: Values) -> pa.Array:
         try:
-            return pa.array([known[each] for each in values], kind)
+            return pa.array([values_by_byte[each] for each in values], kind)
         except KeyError as error:
             raise ValueError(f"the byte {error} is neither true nor false") from None
 

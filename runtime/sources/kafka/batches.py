@@ -39,7 +39,7 @@ from holdfast.runtime.sources.kafka.feed import (
 )
 from holdfast.runtime.sources.kafka.gathering import ends_last, without_error
 from holdfast.storage.kafka.errors import unavailable
-from holdfast.storage.kafka.library import Library
+from holdfast.storage.kafka.library import Librdkafka
 from holdfast.storage.kafka.place import KafkaPlace
 from holdfast.storage.kafka.questions import Reported
 
@@ -87,13 +87,13 @@ class _Partition:
 
     def take(self, bytes_max: int) -> Columns:
         """Hand over messages, at most so many bytes, but at least one."""
-        found = self.waiting.pop(0)
-        fitting = found.fitting(bytes_max)
-        if fitting < len(found):
-            self.waiting.insert(0, found.slice(fitting, len(found)))
-            found = found.slice(0, fitting)
-        self.following = found.last + 1
-        return found
+        columns = self.waiting.pop(0)
+        fitting = columns.fitting(bytes_max)
+        if fitting < len(columns):
+            self.waiting.insert(0, columns.slice(fitting, len(columns)))
+            columns = columns.slice(0, fitting)
+        self.following = columns.last + 1
+        return columns
 
 
 class BatchFeed:
@@ -109,7 +109,7 @@ class BatchFeed:
     def __init__(
         self,
         place: KafkaPlace,
-        library: Library,
+        library: Librdkafka,
         more: bool,
         partitions: Callable[[], int],
         interrupted: Callable[[], bool] = lambda: False,

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from holdfast.runtime.sources.kafka.bell import Bell
 from holdfast.runtime.sources.kafka.gathering import dropped
 from holdfast.storage.kafka.handles import CONSUMER, ERRORS, LOGS, named, opened, partition_count, raise_for, take_in
-from holdfast.storage.kafka.library import Library, Message
+from holdfast.storage.kafka.library import Librdkafka, Message
 
 BATCH_MESSAGES_MAX = 1 << 15
 
@@ -42,7 +42,7 @@ class Client:
 
     def __init__(
         self,
-        library: Library,
+        library: Librdkafka,
         settings: Mapping[str, Any],
         reported: Callable[[Any], None],
         bell: Bell | None = None,
@@ -110,13 +110,13 @@ class Client:
 
     def headers(self, address: int) -> list[tuple[str, bytes | None]]:
         """Return names and values of `rd_kafka_headers_t`."""
-        found = list[tuple[str, bytes | None]]()
+        headers = list[tuple[str, bytes | None]]()
         name, value, size = ctypes.c_char_p(), ctypes.c_void_p(), ctypes.c_size_t()
         parts = (ctypes.byref(name), ctypes.byref(value), ctypes.byref(size))
-        while self._library.header_get_all(address, len(found), *parts) == 0:
+        while self._library.header_get_all(address, len(headers), *parts) == 0:
             content = None if value.value is None else ctypes.string_at(value.value, size.value)
-            found.append(((name.value or b"").decode(), content))
-        return found
+            headers.append(((name.value or b"").decode(), content))
+        return headers
 
     def function(self, name: str) -> int:
         """Return the address of a function of the library."""
@@ -129,7 +129,7 @@ class Client:
             self._library.event_destroy(event)
 
 
-def _ended(library: Library, handle: int, events: int, queues: dict[int, int], _bell: Bell | None) -> None:
+def _ended(library: Librdkafka, handle: int, events: int, queues: dict[int, int], _bell: Bell | None) -> None:
     """End the consumer; until then its bell stays open."""
     for queue in (*queues.values(), events):
         library.queue_destroy(queue)

@@ -92,14 +92,14 @@ def columns_of(
         return Columns(partition, places, values)
     keys = _part(messages, first, end, places, KEY)
     millis, kinds = _asked(client, messages, first, end, "message_timestamp")
-    codes, found = _asked(client, messages, first, end, "message_headers")
+    codes, header_addresses = _asked(client, messages, first, end, "message_headers")
     times = [
         None if kind == _NO_TIME else at for at, kind in zip(millis.tolist(), (kinds & _INT32).tolist(), strict=True)
     ]
     # A message without headers is an error of that function.
     headers = [
         [] if code else client.headers(address)
-        for code, address in zip((codes & _INT32).tolist(), found.tolist(), strict=True)
+        for code, address in zip((codes & _INT32).tolist(), header_addresses.tolist(), strict=True)
     ]
     return Columns(partition, places, values, keys, times, headers)
 

@@ -161,11 +161,11 @@ class Kafka(Connector, ChangelogConnector, RowsOf[T]):
         own = {"value": self.value, "key": self.key, "group": self.group, "meta": self.meta or None}
         own |= {"on_lost": None if self.on_lost == "fail" else self.on_lost}
         own |= {"delivery": None if self.delivery == "transactional" else self.delivery}
-        given = [f"{name}=" for name, value in own.items() if value is not None]
-        if given:
+        arguments = [f"{name}=" for name, value in own.items() if value is not None]
+        if arguments:
             raise _refused(
-                f"the changelog {self!r} is given with {' and '.join(given)}, but its records are fixed",
-                f"leave {' and '.join(given)} out: a changelog takes servers, topic and options",
+                f"the changelog {self!r} is given with {' and '.join(arguments)}, but its records are fixed",
+                f"leave {' and '.join(arguments)} out: a changelog takes servers, topic and options",
             )
         if self.pattern is not None:
             raise _refused(f"{self!r} is a changelog with a pattern, but it is kept in one topic", "name the topic")

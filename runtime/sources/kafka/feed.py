@@ -109,23 +109,23 @@ class _Queue:
 
     def take(self, bytes_max: int) -> list[Any]:
         """Hand over messages, at most so many bytes, but at least one."""
-        taken: list[Any] = []
-        while self.waiting and (not taken or bytes_max > 0):
+        portion: list[Any] = []
+        while self.waiting and (not portion or bytes_max > 0):
             messages, size = self.waiting.popleft()
-            count = len(messages) if size <= bytes_max else _fitting(messages, bytes_max, not taken)
+            count = len(messages) if size <= bytes_max else _fitting(messages, bytes_max, not portion)
             if count < len(messages):
                 rest = messages[count:]
                 left = sum(map(len, rest)) + MESSAGE_BYTES * len(rest)
                 self.waiting.appendleft((rest, left))
                 messages, size, bytes_max = messages[:count], size - left, 0
-            taken += messages
+            portion += messages
             self.size -= size
             bytes_max -= size
-        self.following = taken[-1].offset() + 1
-        return taken
+        self.following = portion[-1].offset() + 1
+        return portion
 
 
-class Feed:
+class MessageFeed:
     """The consumer of one source in one process. It may be used again after `close`.
 
     Args:
@@ -165,11 +165,11 @@ class Feed:
                 return Taken(None, max(queue.end, offset))
             if self._interrupted() or time.monotonic() > until:
                 raise no_answer(partition, self._reported, self._place)
-        taken = queue.take(bytes_max)
+        messages = queue.take(bytes_max)
         if queue.paused and queue.size <= self._share() // 2:
             self._consumer.resume([self._named(partition)])
             queue.paused = False
-        return Taken(MessageList(taken), queue.following)
+        return Taken(MessageList(messages), queue.following)
 
     def close(self) -> None:
         """Drop the consumer and all that waits."""
@@ -207,16 +207,16 @@ class Feed:
         from confluent_kafka import KafkaException
 
         try:
-            found = self._consumer.consume(1, timeout_s) if timeout_s > 0 else []
-            if found or timeout_s == 0:
-                found += self._consumer.consume(MESSAGES_MAX, 0)
+            messages = self._consumer.consume(1, timeout_s) if timeout_s > 0 else []
+            if messages or timeout_s == 0:
+                messages += self._consumer.consume(MESSAGES_MAX, 0)
         except KafkaException as error:
             raise meaning_of(error.args[0], self._place) from None
         # By type, as an error of the library cannot be compared with None. That there are none is the common case.
-        if not set(map(type, map(_ERROR, found))) - {type(None)}:
-            self._sort(found, wanted)
+        if not set(map(type, map(_ERROR, messages))) - {type(None)}:
+            self._sort(messages, wanted)
             return
-        for faulty, group in groupby(found, key=lambda each: each.error() is not None):
+        for faulty, group in groupby(messages, key=lambda each: each.error() is not None):
             if faulty:
                 for each in group:
                     self._reports(each)

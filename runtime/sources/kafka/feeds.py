@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from holdfast.runtime.sources.kafka.bell import Bell
-from holdfast.runtime.sources.kafka.feed import Feed, Taken
+from holdfast.runtime.sources.kafka.feed import MessageFeed, Taken
 from holdfast.storage.kafka import library
 from holdfast.storage.kafka.errors import no_client
 from holdfast.storage.kafka.handles import takes_tokens
@@ -42,11 +42,11 @@ def feed_of(
         ConfigError: the client library is missing.
     """
     try:
-        found = library.found()
+        librdkafka = library.found()
     except ImportError as error:
         raise no_client(error) from error
-    if found is None or takes_tokens(place):
-        return Feed(place, interrupted)
+    if librdkafka is None or takes_tokens(place):
+        return MessageFeed(place, interrupted)
     from holdfast.runtime.sources.kafka.batches import BatchFeed  # compiled, so it is loaded where records are read
 
-    return BatchFeed(place, found, more, partitions, interrupted, bell)
+    return BatchFeed(place, librdkafka, more, partitions, interrupted, bell)

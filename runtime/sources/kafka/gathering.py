@@ -76,16 +76,16 @@ def ends_last(messages: Any, count: int, ends: Any) -> Any:
     Args:
         ends: Room for as many addresses.
     """
-    others, moved = 0, 0
+    others, end_count = 0, 0
     for each in range(count):
         message = messages[each]
         if get(message, 0) & _ERROR_MASK == _AT_END:
-            ends[moved] = message
-            moved += 1
+            ends[end_count] = message
+            end_count += 1
         else:
             messages[others] = message
             others += 1
-    for each in range(moved):
+    for each in range(end_count):
         messages[others + each] = ends[each]
     return others
 

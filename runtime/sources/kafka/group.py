@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from holdfast.errors import ConfigError, HoldfastError
-from holdfast.runtime.plan.source import Publisher
+from holdfast.runtime.plan.source import OffsetPublisher
 from holdfast.storage.kafka.errors import COORDINATOR_STARTS, GROUP_IN_USE, NO_RIGHT, no_client, translated, unavailable
 from holdfast.storage.kafka.place import KafkaPlace
 from holdfast.storage.kafka.questions import ANSWER_WITHIN_S, FIRST_ANSWER_WITHIN_S, LOOK_EVERY_S, Reported, log
@@ -28,7 +28,7 @@ GIVEN_UP_AFTER_MS = 6_000
 Named = Callable[[Mapping[int, int]], list[tuple[str, int, int]]]
 
 
-class GroupOffsets(Publisher):
+class GroupOffsets(OffsetPublisher):
     """See Publisher.
 
     Args:
@@ -114,12 +114,12 @@ class GroupOffsets(Publisher):
                 raise no_client(error) from error
             self._reported = Reported()
             self._answers.clear()
-            given = self._place.settings(
+            settings = self._place.settings(
                 group_id=self._group, enable_auto_commit=False, session_timeout_ms=GIVEN_UP_AFTER_MS
             )
             own = {"on_commit": lambda failed, stored: self._answers.append((failed, stored))}
             try:
-                self._consumer = Consumer({**given, **own, "error_cb": self._reported}, logger=log)
+                self._consumer = Consumer({**settings, **own, "error_cb": self._reported}, logger=log)
             except KafkaException as error:
                 raise translated(error.args[0], self._place, self._not_done) from None
         return self._consumer

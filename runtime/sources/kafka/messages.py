@@ -37,7 +37,7 @@ Values: TypeAlias = Sequence[bytes | None] | pa.BinaryArray
 Headers: TypeAlias = list[tuple[str, bytes | None]]
 
 
-class Decoder(Protocol):
+class ValueDecoder(Protocol):
     """Turns the values of messages into rows."""
 
     def decode(self, values: Values) -> tuple[pa.RecordBatch, dict[int, Refused]]:
@@ -120,7 +120,7 @@ def batch_of(
     messages: Messages,
     offset: int,
     schema: pa.Schema,
-    lines: Decoder | None,
+    lines: ValueDecoder | None,
     meta: bool,
     tombstones: Tombstones | None = None,
     topic: str | None = None,
@@ -136,20 +136,20 @@ def batch_of(
         topic: With `meta`: the value of the column `TOPIC`; None: there is no such column.
     """
     values = messages.values if tombstones is None else _with_deletes(messages, tombstones)
-    refused: dict[int, Refused] = {}
+    refusals: dict[int, Refused] = {}
     if lines is None:
         batch = pa.RecordBatch.from_arrays([pa.array(values, schema.field(0).type)], schema=schema)
     else:
-        batch, refused = lines.decode(values)
+        batch, refusals = lines.decode(values)
     if meta:
         both, columns = pa.schema([*schema, *META]), _meta_of(messages)
         if topic is not None:
             both, columns = both.append(TOPIC), [*columns, pa.repeat(pa.scalar(topic, TOPIC.type), len(messages))]
-        if refused:
-            kept = pa.array([row for row in range(len(messages)) if row not in refused], pa.int64())
+        if refusals:
+            kept = pa.array([row for row in range(len(messages)) if row not in refusals], pa.int64())
             columns = [column.take(kept) for column in columns]
         batch = pa.RecordBatch.from_arrays([*batch.columns, *columns], schema=both)
-    batch = with_refused(batch, refused)
+    batch = with_refused(batch, refusals)
     if messages.last + 1 - offset == len(messages):
         return batch
     return pa.RecordBatch.from_arrays(

@@ -27,7 +27,7 @@ from holdfast.runtime.plan.source import Kept, OpenSource, PartitionReader
 from holdfast.runtime.sources.kafka.bell import Bell
 from holdfast.runtime.sources.kafka.feed import NOTHING_READ, OutOfRange, Taken, Unpackable
 from holdfast.runtime.sources.kafka.feeds import AnyFeed, feed_of
-from holdfast.runtime.sources.kafka.messages import Decoder, Messages, batch_of
+from holdfast.runtime.sources.kafka.messages import Messages, ValueDecoder, batch_of
 from holdfast.runtime.sources.kafka.part_of import PartOf
 from holdfast.runtime.sources.kafka.tombstones import Tombstones
 from holdfast.runtime.sources.kafka.unpackable import Refuses, Unread, behind, refusal
@@ -68,7 +68,7 @@ class OpenKafka(OpenSource):
         self,
         place: KafkaPlace,
         values: pa.Schema,
-        lines: Decoder | None,
+        lines: ValueDecoder | None,
         meta: bool,
         on_lost: OnLost = "fail",
         tombstones: Tombstones | None = None,
@@ -197,22 +197,22 @@ class OpenKafka(OpenSource):
         with self._lock:
             try:
                 self._verify(partition)
-                taken = self._taken(partition, offset, max_bytes)
+                fetch_result = self._taken(partition, offset, max_bytes)
             except OutOfRange:
-                taken = None
+                fetch_result = None
             except Unpackable as error:
                 return self._unread(partition, offset, error)
             except Unavailable as error:
                 self._unreachable(error)
                 raise
-            if taken is None:
+            if fetch_result is None:
                 return self._out_of_range(partition, on_lost, offset)
             if self._away:
                 self._away = False
                 log.warning("%s answers again; reading continues", self._place.where)
-        if taken.messages is None:
-            return Read(None, taken.following)
-        return Read(self._decoded(partition, offset, taken, taken.messages), taken.following)
+        if fetch_result.messages is None:
+            return Read(None, fetch_result.following)
+        return Read(self._decoded(partition, offset, fetch_result, fetch_result.messages), fetch_result.following)
 
     def _unread(self, partition: int, offset: int, error: Unpackable) -> Read:
         """Return the records of a batch that cannot be decompressed as one that cannot be decoded."""
@@ -222,7 +222,7 @@ class OpenKafka(OpenSource):
         return Read(self._batch(Unread(partition, offset, following - 1), offset, lines, None), following)
 
     def _batch(
-        self, messages: Messages, offset: int, lines: Decoder | None, tombstones: Tombstones | None
+        self, messages: Messages, offset: int, lines: ValueDecoder | None, tombstones: Tombstones | None
     ) -> pa.RecordBatch:
         topic = None if self._part_of is None else self._place.topic
         return batch_of(messages, offset, self._values, lines, self._meta, tombstones, topic)
@@ -290,12 +290,12 @@ class OpenKafka(OpenSource):
             Damaged: it is in another cluster.
         """
         now = self._known()
-        gone = f"{self._place.where} no longer exists"
+        absence = f"{self._place.where} no longer exists"
         if now is None or (why := self._difference(self.topic.cluster, self.topic.id or _UNKNOWN, now)) is not None:
             error = TopicGone if now is None or now.cluster == self.topic.cluster else Damaged
             further = '; or, to go on without it, set hf.Kafka(..., on_lost="earliest")'
             raise error(
-                gone if now is None else why or gone,
+                absence if now is None else why or absence,
                 not_done="no more records were read; the job is at its last checkpoint",
                 next_step="restore the topic as it was; or, to read the present records from the first one, give the "
                 f"job another name{'' if self._part_of is None or error is Damaged else further}",

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from holdfast.errors import ConfigError, Unavailable
 from holdfast.runtime.rows.dead_letters import Refused
-from holdfast.runtime.sources.kafka.avro_columns import AvroColumns, Misfit
+from holdfast.runtime.sources.kafka.avro_columns import AvroColumns, AvroMisfit
 from holdfast.runtime.sources.kafka.messages import Values, listed
 from holdfast.secrets import Secret
 from holdfast.storage.kafka.avro import BadSchema, parsed
@@ -135,22 +135,22 @@ class AvroValues:
 
     def _decoder(self, number: int) -> AvroColumns:
         """Return what decodes the values of a schema. Raises as `decode`."""
-        found = self._known.get(number)
-        if found is None:
+        decoder = self._known.get(number)
+        if decoder is None:
             assert self._registry is not None
             given = self._registry.schema(number)
             if given is None:
                 raise self._unknown(number)
-            found = self._known[number] = self._fitted(number, given)
-        return found
+            decoder = self._known[number] = self._fitted(number, given)
+        return decoder
 
     def _fitted(self, number: int, given: Registered) -> AvroColumns:
         """Return what decodes the values of a schema. Raises ConfigError if there is none."""
         try:
             if given.kind != "AVRO":
-                raise Misfit(f"it is {given.kind}, not Avro")
+                raise AvroMisfit(f"it is {given.kind}, not Avro")
             return AvroColumns(parsed(given.text, given.references), self._columns, self._form.defaults)
-        except (BadSchema, Misfit) as error:
+        except (BadSchema, AvroMisfit) as error:
             assert self._registry is not None and self._form.registry is not None
             subjects = self._registry.subjects(number) or (self._form.subject or "any",)
             raise ConfigError(
@@ -182,7 +182,7 @@ def plain(avsc: str, columns: pa.Schema, defaults: Mapping[str, Any]) -> AvroCol
     """Return what decodes the values of a schema that the job gives. Raises ConfigError if it does not fit."""
     try:
         return AvroColumns(parsed(avsc), columns, defaults)
-    except (BadSchema, Misfit) as error:
+    except (BadSchema, AvroMisfit) as error:
         raise ConfigError(
             f"hf.Avro: the schema avsc does not fit the columns: {error}",
             not_done="the job was not planned",

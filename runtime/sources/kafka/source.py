@@ -15,7 +15,7 @@ from holdfast.errors import ConfigError, NotAdmitted
 from holdfast.runtime.formats.json_lines import JsonLines, Times
 from holdfast.runtime.plan.source import Source
 from holdfast.runtime.sources.kafka.group import GroupOffsets
-from holdfast.runtime.sources.kafka.messages import META, Decoder
+from holdfast.runtime.sources.kafka.messages import META, ValueDecoder
 from holdfast.runtime.sources.kafka.part_of import PartOf
 from holdfast.runtime.sources.kafka.protobuf.values import ProtobufForm
 from holdfast.runtime.sources.kafka.reading import OnLost, OpenKafka
@@ -83,11 +83,11 @@ class KafkaSource(Source):
         try:
             if self.coded is not None:
                 self.coded.opened(self.values).check()
-            opened = self.open()
+            open_topic = self.open()
         except NotAdmitted as error:  # while a job runs it is a reason to wait, before that a mistake
             raise ConfigError(error.what, not_done=error.not_done, next_step=error.next_step) from error
-        rights = opened.topic.rights
-        opened.close()
+        rights = open_topic.topic.rights
+        open_topic.close()
         if rights is not None and not rights & {"READ", "ALL"}:
             raise ConfigError(
                 f"{self.where}: the job's user may see this topic, but not read it",
@@ -107,7 +107,7 @@ class KafkaSource(Source):
         read = self.place, self.values, self._decoder(), self.meta
         return OpenKafka(*read, on_lost=self.on_lost, tombstones=tombstones, part_of=part_of)
 
-    def _decoder(self) -> Decoder | None:
+    def _decoder(self) -> ValueDecoder | None:
         if self.coded is not None:
             return self.coded.opened(self.values)
         return None if self.lines is None else JsonLines(self.values, *self.lines)

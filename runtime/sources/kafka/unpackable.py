@@ -43,13 +43,13 @@ def behind(error: Unpackable, offset: int, end: int, take: Callable[[int], objec
             return False
         return False
 
-    known, step = offset, 1
-    while known + step < end and within(known + step):
-        known, step = known + step, 2 * step
-    beyond = max(min(known + step, end), offset + 1)
-    while beyond - known > 1:
-        middle = (known + beyond) // 2
-        known, beyond = (middle, beyond) if within(middle) else (known, middle)
+    lower_bound, step = offset, 1
+    while lower_bound + step < end and within(lower_bound + step):
+        lower_bound, step = lower_bound + step, 2 * step
+    beyond = max(min(lower_bound + step, end), offset + 1)
+    while beyond - lower_bound > 1:
+        middle = (lower_bound + beyond) // 2
+        lower_bound, beyond = (middle, beyond) if within(middle) else (lower_bound, middle)
     return beyond
 
 

@@ -62,37 +62,37 @@ def connected(dsn: str, password: Secret | None, **parameters: str) -> Iterator[
 
 def meaning_of(where: str, error: psycopg.Error) -> HoldfastError:
     """Return what an error of the server means for a capture. It repeats the first line only: others hold values."""
-    said = said_by(error)
+    message = said_by(error)
     state = error.sqlstate or ""
     if state == "42501":
         return NotAdmitted(
-            f"{where}: this user lacks a right: {said}",
+            f"{where}: this user lacks a right: {message}",
             not_done="nothing was captured",
             next_step="grant what is missing: REPLICATION (ALTER ROLE ... REPLICATION), SELECT on the table, and for "
             "the publication that it owns the table, or an administrator creates it",
         )
-    if state == "53400" or "replication slots are in use" in said:
+    if state == "53400" or "replication slots are in use" in message:
         return ConfigError(
-            f"{where}: the server has no free replication slot: {said}",
+            f"{where}: the server has no free replication slot: {message}",
             not_done="nothing was captured",
             next_step="drop slots that are no longer used (SELECT pg_drop_replication_slot(...)), or raise "
             "max_replication_slots and restart the server",
         )
-    if state.startswith(("08", "53", "55", "57", "40")) or not state and not _refused_login(said):
+    if state.startswith(("08", "53", "55", "57", "40")) or not state and not _refused_login(message):
         return Unavailable(
-            f"{where}: {said}",
+            f"{where}: {message}",
             not_done="changes after the last append were not captured yet",
             next_step="check that the server runs and that this host reaches it; the capture continues where it was",
         )
     if not state or state.startswith("28") or state == "3D000":
         return NotAdmitted(
-            f"{where}: the server did not let this user in, from {socket.gethostname()}: {said}",
+            f"{where}: the server did not let this user in, from {socket.gethostname()}: {message}",
             not_done="nothing was captured",
             next_step="check user, database and password (password=hf.secret(...), a password file or PGPASSWORD), and "
             "pg_hba.conf of the server",
         )
     return ConfigError(
-        f"{where}: Postgres refuses: {said} ({state})",
+        f"{where}: Postgres refuses: {message} ({state})",
         not_done="nothing was captured",
         next_step="correct the table or the configuration of hf.PostgresChanges",
     )
@@ -107,16 +107,16 @@ def described(db: Db, schema: str, name: str, wanted: Collection[str] | None = N
     Raises:
         ConfigError: it is missing, or cannot be captured.
     """
-    found = db.execute(
+    table_row = db.execute(
         "SELECT c.oid::int8, c.relkind::text, c.relpersistence::text, c.relreplident::text, c.reltoastrelid <> 0 "
         "FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
         "WHERE n.nspname = %s AND c.relname = %s",
         (schema, name),
     ).fetchone()
     where = f"table {schema}.{name}"
-    if found is None:
+    if table_row is None:
         raise _refused(f"{where} does not exist", "create it, or correct tables of hf.PostgresChanges")
-    oid, kind, persistence, identity, toasted = found
+    oid, kind, persistence, identity, has_toast = table_row
     if kind != "r" or persistence != "p":
         raise _refused(f"{where} is no ordinary, permanent table", "capture an ordinary table, such as one partition")
     columns, key = _columns(db, oid)
@@ -124,7 +124,7 @@ def described(db: Db, schema: str, name: str, wanted: Collection[str] | None = N
         raise _refused(f"{where} has no primary key", f"add one: ALTER TABLE {schema}.{name} ADD PRIMARY KEY (...)")
     if (child := _child(db, oid)) is not None:
         raise _inherited(where, child)
-    _check_identity(schema, name, identity, toasted)
+    _check_identity(schema, name, identity, has_toast)
     if wanted is None:
         return SourceTable(schema, name, oid, columns, key, identity == FULL)
     _check_wanted(where, wanted, [column.name for column in columns], key)
@@ -139,14 +139,14 @@ def check_server(dsn: str, db: Db) -> None:
         ConfigError: wal_level is not logical, or the server is a standby.
         NotAdmitted: the user has no right to replicate.
     """
-    found = db.execute(
+    role_row = db.execute(
         "SELECT current_setting('wal_level'), pg_is_in_recovery(), rolname, rolreplication OR rolsuper OR EXISTS ("
         "SELECT 1 FROM pg_catalog.pg_roles g WHERE g.rolname = %s AND pg_has_role(current_user, g.oid, 'MEMBER')) "
         "FROM pg_catalog.pg_roles WHERE rolname = current_user",
         (RDS_REPLICATION,),
     ).fetchone()
-    assert found is not None, "a session has a role"
-    level, standby, user, may = found
+    assert role_row is not None, "a session has a role"
+    level, standby, user, may = role_row
     where = f"Postgres {named(dsn)}"
     if standby:
         raise _refused(f"{where}: the server is a standby", "name the primary in the connection string")
@@ -170,15 +170,15 @@ def check_readable(db: Db, table: SourceTable) -> None:
     Raises:
         NotAdmitted: a permission is missing.
     """
-    found = db.execute(
+    privilege_row = db.execute(
         "SELECT current_user, has_schema_privilege(c.relnamespace, 'USAGE'), bool_and(has_column_privilege(c.oid, "
         "a.attnum, 'SELECT')) FROM pg_catalog.pg_class c JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid "
         "WHERE c.oid = %s::oid AND a.attnum > 0 AND a.attname = ANY(%s::text[]) GROUP BY c.relnamespace",
         (table.oid, [column.name for column in table.columns]),
     ).fetchone()
-    if found is None:
+    if privilege_row is None:
         return
-    user, finds, reads = found
+    user, finds, reads = privilege_row
     grants = [] if finds else [f'GRANT USAGE ON SCHEMA "{table.schema}" TO "{user}"']
     grants += [] if reads else [f'GRANT SELECT ON "{table.schema}"."{table.name}" TO "{user}"']
     if grants:
@@ -191,11 +191,11 @@ def check_readable(db: Db, table: SourceTable) -> None:
 
 def primary_key(db: Db, oid: int) -> str | None:
     """Return the columns of a table's primary key by their numbers, which no renaming changes; None: it has none."""
-    found = db.execute(
+    index_row = db.execute(
         "SELECT indkey::text FROM pg_catalog.pg_index WHERE indrelid = %s::oid AND indisprimary AND indimmediate",
         (oid,),
     ).fetchone()
-    return None if found is None else str(found[0])
+    return None if index_row is None else str(index_row[0])
 
 
 def check_key(db: Db, table: SourceTable, before: str | None) -> None:
@@ -219,7 +219,7 @@ def check_key(db: Db, table: SourceTable, before: str | None) -> None:
 
 def _columns(db: Db, oid: int) -> tuple[tuple[PgColumn, ...], tuple[str, ...]]:
     """Return the columns and the primary key of a table."""
-    found = db.execute(
+    column_rows = db.execute(
         "WITH RECURSIVE base(attnum, oid, typmod, domain) AS ("
         "SELECT attnum, atttypid, atttypmod, false FROM pg_catalog.pg_attribute WHERE attrelid = %(oid)s::oid "
         "UNION ALL SELECT attnum, typbasetype, CASE WHEN typtypmod = -1 THEN typmod ELSE typtypmod END, true "
@@ -234,21 +234,21 @@ def _columns(db: Db, oid: int) -> tuple[tuple[PgColumn, ...], tuple[str, ...]]:
         "ORDER BY a.attnum",
         {"oid": oid},
     ).fetchall()
-    places = sorted((place, name) for name, *_, place in found if place)
+    places = sorted((place, name) for name, *_, place in column_rows if place)
     columns = tuple(
         PgColumn(name, type_oid, typmod, type_name, (base, base_typmod) if domain else None)
-        for name, type_oid, typmod, type_name, domain, base, base_typmod, _ in found
+        for name, type_oid, typmod, type_name, domain, base, base_typmod, _ in column_rows
     )
     return columns, tuple(name for _, name in places)
 
 
 def _child(db: Db, oid: int) -> str | None:
     """Return a table that inherits from this one; None: there is none."""
-    found = db.execute(
+    child_row = db.execute(
         "SELECT inhrelid::regclass::text FROM pg_catalog.pg_inherits WHERE inhparent = %s::oid ORDER BY 1 LIMIT 1",
         (oid,),
     ).fetchone()
-    return None if found is None else str(found[0])
+    return None if child_row is None else str(child_row[0])
 
 
 def _inherited(where: str, child: str) -> ConfigError:

@@ -161,11 +161,13 @@ def _check_dsn(dsn: str) -> None:
 
 def _table_of(tables: str | Sequence[str]) -> tuple[str, str]:
     """Return the schema and the name of the table."""
-    dotted = one_table("hf.PostgresChanges", tables)
-    schema, dot, name = dotted.rpartition(".")
+    qualified_name = one_table("hf.PostgresChanges", tables)
+    schema, dot, name = qualified_name.rpartition(".")
     schema = schema if dot else "public"
     if any(not 1 <= len(each.encode()) <= NAME_BYTES or "\0" in each for each in (schema, name)) or "." in schema:
-        raise _refused(f"the table is {dotted!r}", 'name it as "customers", or with its schema: "sales.customers"')
+        raise _refused(
+            f"the table is {qualified_name!r}", 'name it as "customers", or with its schema: "sales.customers"'
+        )
     return schema, name
 
 

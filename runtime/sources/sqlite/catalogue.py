@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 import pyarrow as pa
 
 from holdfast.errors import Damaged, HoldfastError, NotAdmitted, Unavailable
-from holdfast.runtime.sources.sqlite.table import OWN, SourceTable, SqliteColumn, Unique, refused
+from holdfast.runtime.sources.sqlite.table import OWN, SqliteColumn, SqliteTable, Unique, refused
 from holdfast.sinks.sqlite import file
 from holdfast.sinks.sqlite.dialect import AGAIN, BROKEN
 
@@ -82,18 +82,18 @@ def meaning_of(where: str, error: sqlite3.Error) -> HoldfastError:
     return refused(f"{where}: SQLite refuses: {error}", _ADVICE)
 
 
-def described(db: sqlite3.Connection, wanted: str, schema: pa.Schema | None) -> SourceTable:
+def described(db: sqlite3.Connection, wanted: str, schema: pa.Schema | None) -> SqliteTable:
     """Return a table.
 
     Raises:
         ConfigError: it is missing, or cannot be captured.
     """
-    found = db.execute(
+    table_row = db.execute(
         "SELECT name, sql FROM main.sqlite_master WHERE type = 'table' AND name = ? COLLATE NOCASE", (wanted,)
     ).fetchone()
-    if found is None:
+    if table_row is None:
         raise refused(f"table {wanted} does not exist", "create it, or correct tables of hf.SQLiteChanges")
-    name, statement = found
+    name, statement = table_row
     if statement.upper().startswith("CREATE VIRTUAL") or name.lower().startswith(OWN):
         raise refused(f"table {name} is no ordinary table", "capture an ordinary table")
     info = db.execute('SELECT name, type, pk, "notnull", dflt_value, hidden FROM pragma_table_xinfo(?)', (name,))
@@ -106,10 +106,10 @@ def described(db: sqlite3.Connection, wanted: str, schema: pa.Schema | None) -> 
     stored = {each[0]: (each[3], each[4]) for each in columns if not each[5]}
     kept = tuple(SqliteColumn(each[0], each[1]) for each in columns if not each[5])
     uniques = _uniques(db, name, key, stored)
-    return SourceTable(name, kept, key, uniques, schema)
+    return SqliteTable(name, kept, key, uniques, schema)
 
 
-def check_triggers(db: sqlite3.Connection, table: SourceTable) -> None:
+def check_triggers(db: sqlite3.Connection, table: SqliteTable) -> None:
     """Refuse triggers of others by which a row that REPLACE removes could stay in the log. See Unique.
 
     Such a row is noted by a trigger before, and checked by one after a change. A trigger of another program that
@@ -137,12 +137,12 @@ def _uniques(
     db: sqlite3.Connection, name: str, key: tuple[str, ...], stored: dict[str, tuple[int, str | None]]
 ) -> tuple[Unique, ...]:
     """Return by what a row can be replaced besides its key. Raises ConfigError: it is not known."""
-    found, keyed = list[Unique](), False
+    uniques, has_key_index = list[Unique](), False
     indexes = db.execute('SELECT name, origin FROM pragma_index_list(?) WHERE "unique"', (name,)).fetchall()
     for index, origin in indexes:
         parts = db.execute("SELECT name, coll FROM pragma_index_xinfo(?) WHERE key", (index,)).fetchall()
         if origin == "pk":
-            keyed = True
+            has_key_index = True
             if odd := [column for column, collation in parts if collation.upper() != "BINARY"]:
                 raise refused(
                     f"table {name}: the key column {odd[0]!r} has a collation by which different texts are one key",
@@ -156,10 +156,10 @@ def _uniques(
                 "make the index one of columns, or not unique",
             )
         columns = tuple((column, coll, _default(*stored[column])) for column, coll in parts)
-        found.append(Unique(columns, _condition(db, index)))
-    if keyed and (rowid := _rowid(db, name, stored)) is not None:
-        found.append(Unique(((rowid, "BINARY", None),)))
-    return tuple(sorted(found, key=repr))
+        uniques.append(Unique(columns, _condition(db, index)))
+    if has_key_index and (rowid := _rowid(db, name, stored)) is not None:
+        uniques.append(Unique(((rowid, "BINARY", None),)))
+    return tuple(sorted(uniques, key=repr))
 
 
 def _condition(db: sqlite3.Connection, index: str) -> str | None:

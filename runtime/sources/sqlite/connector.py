@@ -30,7 +30,7 @@ from holdfast.traits import Library
 
 
 @dataclass(frozen=True, kw_only=True)
-class Capturing:
+class SQLiteCapturing:
     """All that a process needs to capture a table; the arguments are those of `SQLiteChanges`."""
 
     path: str
@@ -98,7 +98,7 @@ class SQLiteChanges(SourceConnector, RowsOf[Any]):
             raise _refused(f"the path is {text!r}", "give the path of a file on a local disk")
         if not table or "\0" in table or table.lower().startswith("sqlite_"):
             raise _refused(f"the table is {table!r}", 'name it as "customers"')
-        self.capturing = Capturing(
+        self.capturing = SQLiteCapturing(
             path=os.path.abspath(text),
             table=table,
             log=log.path,

@@ -59,7 +59,7 @@ class Unique:
 
 
 @dataclass(frozen=True)
-class SourceTable:
+class SqliteTable:
     """A table, as it is captured."""
 
     name: str

@@ -101,14 +101,14 @@ def problem_of(
         tolerance_s: How far a signed time may be from now, in both directions.
     """
     assert secrets, "a scheme comes with a secret"
-    signed = _signed(scheme, headers)
-    if isinstance(signed, str):
-        return signed
-    if signed.time_s is not None and (off := abs(now_s - signed.time_s)) > tolerance_s:
+    signature = _signed(scheme, headers)
+    if isinstance(signature, str):
+        return signature
+    if signature.time_s is not None and (off := abs(now_s - signature.time_s)) > tolerance_s:
         return f"the signed time is {off:.0f} s from the time here; at most {tolerance_s:.0f} s are accepted"
-    given = [each.encode("utf-8", "surrogateescape") for each in signed.given[:SIGNATURES_MAX]]
+    given = [each.encode("utf-8", "surrogateescape") for each in signature.given[:SIGNATURES_MAX]]
     for secret in secrets:
-        digest = hmac.new(secret, signed.prefix + body, hashlib.sha256).digest()
+        digest = hmac.new(secret, signature.prefix + body, hashlib.sha256).digest()
         if any(_equal(scheme, digest, each) for each in given):
             return None
     return "the signature is not that of this body with the secret"

@@ -93,24 +93,24 @@ class CheckpointsReader(DataSourceReader):
 
 
 def _row(stored: Stored, found: Completed) -> dict[str, Any]:
-    done = found.body
+    checkpoint = found.body
     row: dict[str, Any] = {
-        "epoch": done.epoch,
+        "epoch": checkpoint.epoch,
         "timeline": found.timeline,
         "generation": found.generation,
         "kind": kind_of(stored.job, found),
-        "names": list(stored.job.names_of(done.epoch)),
-        "abandoned": done.epoch in stored.job.abandoned_epochs,
+        "names": list(stored.job.names_of(checkpoint.epoch)),
+        "abandoned": checkpoint.epoch in stored.job.abandoned_epochs,
         "completed_at": found.at,
-        "duration_ms": done.duration_ms,
-        "bytes_new": done.bytes_new,
-        "bytes_total": done.bytes_total,
+        "duration_ms": checkpoint.duration_ms,
+        "bytes_new": checkpoint.bytes_new,
+        "bytes_total": checkpoint.bytes_total,
         "parallelism": None,
         "objects": None,
         "offsets": None,
     }
     try:
-        manifest = stored.repository.load_manifest(done.manifest)
+        manifest = stored.repository.load_manifest(checkpoint.manifest)
     except Damaged:
         return row  # `holdfast checkpoints verify` reports the damage
     offsets = [

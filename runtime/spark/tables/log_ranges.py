@@ -25,14 +25,14 @@ from holdfast.errors import Damaged, Where
 from holdfast.runtime.spark.tables.columns import converted
 from holdfast.storage.log.format import VoidRange
 from holdfast.storage.log.log import LogReader
-from holdfast.storage.log.reader import Origin
+from holdfast.storage.log.reader import CommitOrigin
 from holdfast.storage.objects import open_objects
 
 PARTITION, OFFSET = "_partition", "_offset"
 READ_BYTES_MAX = 4 * 1024 * 1024
 
 
-class Seen(msgspec.Struct, frozen=True):
+class LogIdentity(msgspec.Struct, frozen=True):
     """Identity of a log and its history."""
 
     log: str
@@ -48,7 +48,7 @@ class Seen(msgspec.Struct, frozen=True):
 class Position(msgspec.Struct, frozen=True):
     """How far a query reads every partition of a log. A partition that is not named was added later, and is at 0."""
 
-    seen: Seen
+    seen: LogIdentity
     offsets: dict[int, int]
 
     def of(self, partition: int) -> int:
@@ -63,7 +63,7 @@ class LogRange(InputPartition):
     partition: int
     first: int
     end: int
-    seen: Seen
+    seen: LogIdentity
     """As of the end."""
     path: str
 
@@ -71,8 +71,8 @@ class LogRange(InputPartition):
 def position_at(reader: LogReader, offsets: Mapping[int, int]) -> Position:
     """Return a position of the log as of the reader's last `refresh`."""
     # The newest of these commits vouches for the others: a commit is never replaced without those that follow it.
-    origin = max((reader.origin(*each) for each in offsets.items()), default=Origin(0, ""))
-    seen = Seen(reader.meta.uuid, origin.sequence, origin.xxh3, reader.newest().compact)
+    origin = max((reader.origin(*each) for each in offsets.items()), default=CommitOrigin(0, ""))
+    seen = LogIdentity(reader.meta.uuid, origin.sequence, origin.xxh3, reader.newest().compact)
     return Position(seen, dict(sorted(offsets.items())))
 
 
@@ -106,7 +106,7 @@ def check_history(reader: LogReader, position: Position) -> None:
         )
 
 
-def check_whole(reader: LogReader, seen: Seen, partition: int, first: int) -> None:
+def check_whole(reader: LogReader, seen: LogIdentity, partition: int, first: int) -> None:
     """Check that no compaction removed rows from this offset on, except those that removed them before `seen`.
 
     Raises:
@@ -137,12 +137,12 @@ def rows_of(part: LogRange, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     reader, offset = LogReader(open_objects(part.path, writable=False)), part.first
     try:
         _check_log(reader, part.seen)
-        if lost := _lost(reader, part.seen, part.partition, part.end):
+        if lost_ranges := _lost(reader, part.seen, part.partition, part.end):
             raise Damaged(
-                f"{_taken_back(lost[0])}, after this query was planned",
+                f"{_taken_back(lost_ranges[0])}, after this query was planned",
                 not_done="the rows of this partition were not read",
                 next_step="run the query again; a stream then reports whether it has read some of these rows",
-                where=Where(partition=part.partition, offset=lost[0].first),
+                where=Where(partition=part.partition, offset=lost_ranges[0].first),
             )
         while offset < part.end:
             batch, offsets, following = reader.read_placed(part.partition, offset, READ_BYTES_MAX)
@@ -165,12 +165,12 @@ def _placed(batch: pa.RecordBatch, partition: int, at: NDArray[np.int64], end: i
     return pa.RecordBatch.from_pydict(columns)
 
 
-def _check_log(reader: LogReader, seen: Seen) -> None:
-    if changed := reader.changed(seen.log, Origin(seen.commit, seen.xxh3)):
+def _check_log(reader: LogReader, seen: LogIdentity) -> None:
+    if changed := reader.changed(seen.log, CommitOrigin(seen.commit, seen.xxh3)):
         raise _changed(changed)
 
 
-def _lost(reader: LogReader, seen: Seen, partition: int, end: int) -> list[VoidRange]:
+def _lost(reader: LogReader, seen: LogIdentity, partition: int, end: int) -> list[VoidRange]:
     """Return the rows before an offset that commits after `seen` took back, in order."""
     return [one for one in reader.taken_back_since(seen.commit) if one.partition == partition and one.first < end]
 

@@ -49,7 +49,7 @@ class LogOptions:
     """Whether the place of each row is asked for."""
 
 
-class LogSource(DataSource):
+class LogDataSource(DataSource):
     """`spark.read.format("holdfast-log").load(path)`, and `spark.readStream` in the same way."""
 
     @classmethod
@@ -70,16 +70,16 @@ class LogSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Open the log as a stream."""
-        given = options_of(self.options, STREAM)
+        query_options = options_of(self.options, STREAM)
         if find_spec("pyspark.sql.streaming.datasource") is None:
             raise ConfigError(
                 f"{FORMAT}: spark.readStream needs Spark 4.2 or newer, this is {pyspark.__version__}",
                 not_done=NOT_DONE,
                 next_step="upgrade Spark, or read the log with spark.read",
             )
-        check_columns(FORMAT, _columns(given, meta_at(given.path)), schema, NOT_DONE)
+        check_columns(FORMAT, _columns(query_options, meta_at(query_options.path)), schema, NOT_DONE)
         made: DataSourceStreamReader = import_module("holdfast.runtime.spark.tables.log_stream").LogStreamReader(
-            given, schema
+            query_options, schema
         )
         return made
 
@@ -114,18 +114,18 @@ class LogBatchReader(DataSourceReader):
 
 def options_of(options: Mapping[str, str], known: Sequence[str]) -> LogOptions:
     """Return the options of a query. Raises ConfigError."""
-    given = checked_options(FORMAT, options, ("path",), sorted(set(known)), NOT_DONE)
-    limit, placed = given.get("maxRecordsPerTrigger"), given.get("offsets", "false").lower()
+    option_values = checked_options(FORMAT, options, ("path",), sorted(set(known)), NOT_DONE)
+    limit, offsets_text = option_values.get("maxRecordsPerTrigger"), option_values.get("offsets", "false").lower()
     if limit is not None and not (limit.isascii() and limit.isdecimal() and int(limit) > 0):
         raise wrong_option(FORMAT, "maxRecordsPerTrigger", limit, NOT_DONE, "give a number above 0")
-    if placed not in ("true", "false"):
-        raise wrong_option(FORMAT, "offsets", given["offsets"], NOT_DONE, "give true or false")
+    if offsets_text not in ("true", "false"):
+        raise wrong_option(FORMAT, "offsets", option_values["offsets"], NOT_DONE, "give true or false")
     return LogOptions(
-        absolute(given["path"]),
-        given.get("startingOffsets", EARLIEST),
-        given.get("endingOffsets", LATEST),
+        absolute(option_values["path"]),
+        option_values.get("startingOffsets", EARLIEST),
+        option_values.get("endingOffsets", LATEST),
         None if limit is None else int(limit),
-        placed == "true",
+        offsets_text == "true",
     )
 
 
@@ -154,10 +154,10 @@ def offsets_of(reader: LogReader, option: str, wanted: str) -> dict[int, int]:
         return latest if wanted == LATEST else earliest
     advice = f'give {EARLIEST}, {LATEST}, or an offset per partition, such as {{"0": 120, "1": 80}}'
     try:
-        named = _OFFSETS.decode(wanted)
+        offsets_by_partition = _OFFSETS.decode(wanted)
     except msgspec.DecodeError as error:
         raise wrong_option(FORMAT, option, wanted, NOT_DONE, advice) from error
-    for partition, offset in named.items():
+    for partition, offset in offsets_by_partition.items():
         if partition not in latest:
             advice = f"there is no partition {partition}; choose from 0 to {len(latest) - 1}"
         elif not 0 <= offset <= reader.end_offset(partition):
@@ -166,7 +166,7 @@ def offsets_of(reader: LogReader, option: str, wanted: str) -> dict[int, int]:
             continue
         raise wrong_option(FORMAT, option, wanted, NOT_DONE, advice)
     rest = earliest if option == "startingOffsets" else latest
-    return rest | {each: reader.begin(each, at) for each, at in named.items()}
+    return rest | {each: reader.begin(each, at) for each, at in offsets_by_partition.items()}
 
 
 def _columns(given: LogOptions, meta: LogMeta) -> StructType:

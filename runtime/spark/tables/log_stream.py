@@ -145,12 +145,12 @@ def _as_json(position: Position) -> dict[str, Any]:
 def _position(stored: dict[str, Any]) -> Position:
     """Return the position that Spark stored. Raises ConfigError if it is of another source, or of a newer version."""
     try:
-        found = msgspec.convert(stored, _Stored, str_keys=True)
+        position = msgspec.convert(stored, _Stored, str_keys=True)
     except msgspec.ValidationError as error:
         raise _foreign("the checkpoint of this query holds no position of a log") from error
-    if found.v != _VERSION:
-        raise _foreign(f"the checkpoint of this query has format {found.v}; this version reads format {_VERSION}")
-    return found
+    if position.v != _VERSION:
+        raise _foreign(f"the checkpoint of this query has format {position.v}; this version reads format {_VERSION}")
+    return position
 
 
 def _foreign(what: str) -> ConfigError:

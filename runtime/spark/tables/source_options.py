@@ -22,14 +22,14 @@ def checked_options(
     """
     names = {name.lower(): name for name in (*required, *optional)}
     unknown = sorted(name for name in options if name.lower() not in names)
-    given = {names[name.lower()]: value for name, value in options.items() if name.lower() in names}
-    missing = [name for name in required if not given.get(name)]
+    option_values = {names[name.lower()]: value for name, value in options.items() if name.lower() in names}
+    missing = [name for name in required if not option_values.get(name)]
     if unknown or missing:
         what = f"no option {missing[0]!r} is given" if missing else f"there is no option {unknown[0]!r}"
         known = " and ".join(f'.option("{name}", ...)' for name in required)
         more = f" and, if wanted, {', '.join(optional)}" if optional else ""
         raise ConfigError(f"{source}: {what}", not_done=not_done, next_step=f"use {known}{more}")
-    return given
+    return option_values
 
 
 def wrong_option(source: str, name: str, value: str, not_done: str, next_step: str) -> ConfigError:

@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.runtime.config.settings import root_given
-from holdfast.runtime.inspect.reading import At, at_checkpoint, operator_in, reading_of
+from holdfast.runtime.inspect.reading import StateCheckpoint, at_checkpoint, operator_in, reading_of
 from holdfast.runtime.inspect.stored import open_job
 from holdfast.runtime.inspect.view import view_of
 from holdfast.runtime.spark.tables.columns import arrow_schema, check_columns, converted, spark_schema
@@ -91,15 +91,15 @@ class StateReader(DataSourceReader):
 def _planned(options: Mapping[str, str]) -> tuple[_Planned, pa.Schema]:
     options = checked_options("holdfast-state", options, REQUIRED, OPTIONAL, _NOT_DONE)
     root = absolute(root_given(options.get("root"), 'option("root")', os.environ))
-    stored, operator = open_job(root, options["job"]), options["operator"]
+    stored_job, operator = open_job(root, options["job"]), options["operator"]
 
-    def chosen(at: At, manifest: Manifest) -> tuple[_Planned, pa.Schema]:
+    def chosen(at: StateCheckpoint, manifest: Manifest) -> tuple[_Planned, pa.Schema]:
         view = view_of(operator_in(manifest, operator, at))
         owned = tuple(sorted(handle.key_groups for handle in manifest.state))
         ranges = _split(options.get("partitions"), manifest.key_groups, owned)
         return _Planned(root, at.job, operator, str(at.epoch), ranges), view.schema
 
-    return at_checkpoint(stored, options.get("epoch"), chosen)
+    return at_checkpoint(stored_job, options.get("epoch"), chosen)
 
 
 def _split(asked: str | None, key_groups: int, owned: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:

@@ -12,7 +12,7 @@ from typing import Protocol, Self, TypeVar
 
 from holdfast.runtime.plan.memory import Budget
 from holdfast.runtime.worker.local.home import Home
-from holdfast.state.local.image import Head, Held, Image, Wanted, create, find, remove_old
+from holdfast.state.local.image import Head, Image, ImageHolders, Wanted, create, find, remove_old
 from holdfast.state.paging.swap import resident_bytes, unfit
 from holdfast.state.store import StateStore
 from holdfast.state.tables.slab import Memory
@@ -77,7 +77,7 @@ class Images(Protocol[M, P]):
     def possible(self) -> bool:
         """Whether this machine can have any."""
 
-    def find(self, wanted: Wanted) -> tuple[HeldImage[M, P] | None, Held]:
+    def find(self, wanted: Wanted) -> tuple[HeldImage[M, P] | None, ImageHolders]:
         """Return the best image, held, and whether other processes hold one; see state.local.image.find."""
 
     def create(self, wanted: Wanted) -> HeldImage[M, P]:
@@ -101,7 +101,7 @@ class LocalImages:
         """Whether the machine has a boot id; without one, unsynced files may not be whole."""
         return self._home.boot != ""
 
-    def find(self, wanted: Wanted) -> tuple[Image | None, Held]:
+    def find(self, wanted: Wanted) -> tuple[Image | None, ImageHolders]:
         """See Images.find.
 
         Raises:

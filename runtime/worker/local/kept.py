@@ -26,7 +26,7 @@ from holdfast.ports import ObjectStore
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.worker.compaction import Advanced, epoch_in, reaches, restore
 from holdfast.runtime.worker.local.images import HeldImage, Images, M, P
-from holdfast.runtime.worker.target import Target, content_of, new_store, wanted_of
+from holdfast.runtime.worker.target import StateTarget, content_of, new_store, wanted_of
 from holdfast.sinks.contract.changelogs import CompactedMeanwhile
 from holdfast.state.local.copies import Copies
 from holdfast.state.local.image import Wanted
@@ -39,7 +39,7 @@ READ_BYTES_MAX = 256 << 20
 what lies in ordinary memory is faster."""
 
 
-class Folder(Protocol):
+class ClaimedFolder(Protocol):
     """A folder of copies that this process holds."""
 
     @property
@@ -61,7 +61,7 @@ class Subtask:
     root: ObjectStore
 
 
-class Kept(Generic[M, P]):
+class LocalCopies(Generic[M, P]):
     """The image and the copies of one store. Calls come from one thread at a time.
 
     Args:
@@ -69,14 +69,14 @@ class Kept(Generic[M, P]):
         claim: Opens a folder of copies.
     """
 
-    def __init__(self, subtask: Subtask, images: Images[M, P], claim: Callable[[], Folder]) -> None:
+    def __init__(self, subtask: Subtask, images: Images[M, P], claim: Callable[[], ClaimedFolder]) -> None:
         self._subtask, self._images, self._claim = subtask, images, claim
         self._copies = claim()
         self._image: HeldImage[M, P] | None = None
         self._unverified: HeldImage[M, P] | None = None
         """The image that the tables map, until it was verified."""
 
-    def open(self, target: Target, memory: Memory, advanced: Advanced) -> StateStore:
+    def open(self, target: StateTarget, memory: Memory, advanced: Advanced) -> StateStore:
         """Return a store at the target: from an image, copies and the root.
 
         Raises:
@@ -114,7 +114,7 @@ class Kept(Generic[M, P]):
             self._copies = self._claim()
             raise
 
-    def renew(self, target: Target, content: str) -> None:
+    def renew(self, target: StateTarget, content: str) -> None:
         """Make an image as of a target, and remove the copies of what is in it.
 
         Args:
@@ -123,12 +123,12 @@ class Kept(Generic[M, P]):
         Raises:
             HoldfastError, OSError: there is none; the one before is kept.
         """
-        wanted = wanted_of(self._subtask.plan, target, content)
+        wanted_state = wanted_of(self._subtask.plan, target, content)
         try:
             if self._images.possible:
-                self._replace(self._images.create(wanted), target, wanted)
+                self._replace(self._images.create(wanted_state), target, wanted_state)
         finally:
-            self._copies.copies.remove(lambda path: epoch_in(path) <= wanted.base.epoch)
+            self._copies.copies.remove(lambda path: epoch_in(path) <= wanted_state.base.epoch)
 
     def verify(self) -> None:
         """Compare an image that the tables map with its hashes; later calls do nothing.
@@ -166,7 +166,7 @@ class Kept(Generic[M, P]):
             data = None  # a damaged folder is marked: no process takes it over
         return open_verified(self._subtask.root, ref) if data is None else pa.BufferReader(data)
 
-    def _find(self, target: Target) -> HeldImage[M, P] | None:
+    def _find(self, target: StateTarget) -> HeldImage[M, P] | None:
         plan = self._subtask.plan
         if not plan.operators or not self._images.possible:
             return None
@@ -180,7 +180,9 @@ class Kept(Generic[M, P]):
             return None
         return image
 
-    def _from_image(self, image: HeldImage[M, P], target: Target, memory: Memory, advanced: Advanced) -> StateStore:
+    def _from_image(
+        self, image: HeldImage[M, P], target: StateTarget, memory: Memory, advanced: Advanced
+    ) -> StateStore:
         assert image.head is not None
         self._image, plan, worker = image, self._subtask.plan, self._subtask.worker
         if image.head.nbytes <= READ_BYTES_MAX:
@@ -194,7 +196,7 @@ class Kept(Generic[M, P]):
         restore(store, plan, target, self._read, advanced, image.head.cut.epoch)
         return store
 
-    def _replace(self, image: HeldImage[M, P], target: Target, wanted: Wanted) -> None:
+    def _replace(self, image: HeldImage[M, P], target: StateTarget, wanted: Wanted) -> None:
         try:
             self._bring(image, target, wanted)
         except BaseException:
@@ -204,20 +206,20 @@ class Kept(Generic[M, P]):
         if before is not None:
             before.remove()  # tables that map it keep its files
 
-    def _bring(self, image: HeldImage[M, P], target: Target, wanted: Wanted) -> None:
+    def _bring(self, image: HeldImage[M, P], target: StateTarget, wanted: Wanted) -> None:
         """Bring a new image to a target: from the one before, if it is on the way, else from all pieces."""
         plan, worker, before = self._subtask.plan, self._subtask.worker, self._image
-        based = None if before is None or before.head is None else before.head.cut.epoch
-        if based is not None and not reaches(plan, target, based):
-            based = None
-        if based is not None and before is not None:
+        base_epoch = None if before is None or before.head is None else before.head.cut.epoch
+        if base_epoch is not None and not reaches(plan, target, base_epoch):
+            base_epoch = None
+        if base_epoch is not None and before is not None:
             image.copy(before)
         files = image.begin()
         try:
             store = new_store(plan, target, worker, files)
-            if based is not None:
+            if base_epoch is not None:
                 image.load(store, files)
-            restore(store, plan, target, self._read, based=based)
+            restore(store, plan, target, self._read, based=base_epoch)
             store.drop_vacant()
             image.finish(store, files, wanted, hashed=True)
         finally:

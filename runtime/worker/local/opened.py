@@ -20,11 +20,11 @@ from holdfast.runtime.plan.memory import Budget
 from holdfast.runtime.worker.compaction import Advanced, reading, restore
 from holdfast.runtime.worker.local.home import Home
 from holdfast.runtime.worker.local.images import LocalImages
-from holdfast.runtime.worker.local.kept import Kept, Subtask
-from holdfast.runtime.worker.target import Target, new_store
+from holdfast.runtime.worker.local.kept import LocalCopies, Subtask
+from holdfast.runtime.worker.target import StateTarget, new_store
 from holdfast.state.local.directory import claim
 from holdfast.state.local.rocks import RocksMemory
-from holdfast.state.paging.swap import Swap, resident_bytes, unfit
+from holdfast.state.paging.swap import SwapMemory, resident_bytes, unfit
 from holdfast.state.store import StateStore
 from holdfast.state.tables.slab import PLAIN, Memory
 
@@ -33,13 +33,13 @@ COPIES = "copies"
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenStore:
     """An open store at its target."""
 
     store: StateStore
     close: Callable[[], None]
     """Releases what it has on disk."""
-    kept: Kept[Any, Any] | None = None
+    kept: LocalCopies[Any, Any] | None = None
     discard: Callable[[], None] = lambda: None
     """Removes what it has on disk: no run will need it again."""
 
@@ -50,11 +50,11 @@ class LocalState(Protocol):
     def open(
         self,
         plan: Plan,
-        target: Target,
+        target: StateTarget,
         worker: WorkerId,
         root: ObjectStore,
         advanced: Advanced = lambda *_: None,
-    ) -> Opened:
+    ) -> OpenStore:
         """Return a store at the target.
 
         Args:
@@ -71,15 +71,15 @@ class MemoryState:
     def open(
         self,
         plan: Plan,
-        target: Target,
+        target: StateTarget,
         worker: WorkerId,
         root: ObjectStore,
         advanced: Advanced = lambda *_: None,
-    ) -> Opened:
+    ) -> OpenStore:
         """Return a store restored from the root."""
         store = new_store(plan, target, worker, PLAIN)
         restore(store, plan, target, reading(root), advanced)
-        return Opened(store, lambda: None)
+        return OpenStore(store, lambda: None)
 
 
 class LocalFolders:
@@ -96,8 +96,8 @@ class LocalFolders:
         self._rocks = RocksMemory() if budget is None else RocksMemory(budget.rocks, budget.rocks // 2)
         self._others_bytes = resident_bytes()
         """The interpreter and its libraries, which do not count."""
-        self._opened = list[Kept[Any, Any]]()
-        self._swap: Swap | None = None
+        self._opened = list[LocalCopies[Any, Any]]()
+        self._swap: SwapMemory | None = None
         """Shared by all stores: the budget is that of the worker."""
 
     def discard(self) -> None:
@@ -108,11 +108,11 @@ class LocalFolders:
     def open(
         self,
         plan: Plan,
-        target: Target,
+        target: StateTarget,
         worker: WorkerId,
         root: ObjectStore,
         advanced: Advanced = lambda *_: None,
-    ) -> Opened:
+    ) -> OpenStore:
         """Return a store at the target; see LocalState.open.
 
         Raises:
@@ -122,7 +122,7 @@ class LocalFolders:
         try:
             copies = self._home.make(target.job_uuid, COPIES)
             claimed = partial(claim, copies, target.handle.key_groups, self._rocks)
-            kept = Kept(Subtask(plan, worker, root), self._images, claimed)
+            local_copies = LocalCopies(Subtask(plan, worker, root), self._images, claimed)
             memory = self._memory(parent)
         except OSError as error:
             raise Unavailable(
@@ -131,12 +131,12 @@ class LocalFolders:
                 next_step="free disk space, or set TMPDIR on the executors to a writable folder",
             ) from error
         try:
-            store = kept.open(target, memory, advanced)
+            store = local_copies.open(target, memory, advanced)
         except BaseException:
-            kept.close()
+            local_copies.close()
             raise
-        self._opened.append(kept)
-        return Opened(store, kept.close, kept, kept.discard)
+        self._opened.append(local_copies)
+        return OpenStore(store, local_copies.close, local_copies, local_copies.discard)
 
     def _memory(self, folder: Path) -> Memory:
         """Return the memory of the tables: a swap area, if there is a budget and the folder is on a disk."""
@@ -151,5 +151,5 @@ class LocalFolders:
             return PLAIN
         if self._swap is None:
             limits = self._others_bytes + self._budget.total, self._budget.tables
-            self._swap = Swap(folder, *limits)
+            self._swap = SwapMemory(folder, *limits)
         return self._swap

@@ -27,9 +27,9 @@ from holdfast.errors import HoldfastError
 from holdfast.model import NO_EPOCH, ObjectRef, SegmentRef, SnapshotHandle
 from holdfast.ports import Clock, Lane
 from holdfast.runtime.wire.messages import Deploy, LocalRefusal
-from holdfast.runtime.worker.local.kept import Kept
-from holdfast.runtime.worker.local.opened import Opened
-from holdfast.runtime.worker.target import Target
+from holdfast.runtime.worker.local.kept import LocalCopies
+from holdfast.runtime.worker.local.opened import OpenStore
+from holdfast.runtime.worker.target import StateTarget
 
 WAITING_BYTES_MAX = 64 << 20
 TOPIC_EPOCHS = 256
@@ -52,7 +52,7 @@ class Upkeep:
         image_from: Bytes of a base from which an image is made of it.
     """
 
-    def __init__(self, lane: Lane, clock: Clock, opened: Opened, image_from: int = IMAGE_FROM_BYTES) -> None:
+    def __init__(self, lane: Lane, clock: Clock, opened: OpenStore, image_from: int = IMAGE_FROM_BYTES) -> None:
         self._image_from = image_from
         self._lane, self._clock, self._opened, self._kept = lane, clock, opened, opened.kept
         self._waiting = self._waiting_bytes = 0
@@ -71,37 +71,37 @@ class Upkeep:
 
     def sealed(self, segment: SegmentRef, data: bytes | None) -> None:
         """Keep a copy of a segment."""
-        if (kept := self._kept) is None:
+        if (local_copies := self._kept) is None:
             return
         size = segment.object.size
         self._gathered += size
         if data is None or self._waiting_bytes + size > WAITING_BYTES_MAX:
             self._fell_behind(size)
             return
-        self._submit(size, lambda: kept.copy(segment.object.path, data, ()))
+        self._submit(size, lambda: local_copies.copy(segment.object.path, data, ()))
 
     def merged(self, deploy: Deploy, merge: Merge, ref: ObjectRef, data: bytes | None) -> None:
         """Keep what is in a merge in the place of its pieces: a large base as an image, anything else as a copy."""
-        if (kept := self._kept) is None:
+        if (local_copies := self._kept) is None:
             return
         if merge.follows == NO_EPOCH and ref.size >= self._image_from:
             own = deploy.handle
             handle = SnapshotHandle(own.subtask, own.key_groups, (), NO_EPOCH, merge.pieces)
-            self._renew(kept, replace(deploy, base_epoch=merge.through, handle=handle), ref.sha256)
+            self._renew(local_copies, replace(deploy, base_epoch=merge.through, handle=handle), ref.sha256)
         elif data is not None:
             replaced = {piece.object.path for piece in merge.pieces}
-            self._submit(0, lambda: kept.copy(ref.path, data, replaced))
+            self._submit(0, lambda: local_copies.copy(ref.path, data, replaced))
 
-    def committed(self, target: Callable[[], Target]) -> None:
+    def committed(self, target: Callable[[], StateTarget]) -> None:
         """Make an image as of an epoch that was just completed, if it is time for one and no base will be made."""
         self._epochs += 1
-        if (kept := self._kept) is None or self._waiting or not self._gathered:
+        if (local_copies := self._kept) is None or self._waiting or not self._gathered:
             return
-        enough = self._gathered >= max(self._image_from, kept.nbytes // 2)
-        if enough or (kept.nbytes and self._epochs >= TOPIC_EPOCHS):
-            self._renew(kept, target(), "")
+        enough = self._gathered >= max(self._image_from, local_copies.nbytes // 2)
+        if enough or (local_copies.nbytes and self._epochs >= TOPIC_EPOCHS):
+            self._renew(local_copies, target(), "")
 
-    def _renew(self, kept: Kept[Any, Any], target: Target, content: str) -> None:
+    def _renew(self, kept: LocalCopies[Any, Any], target: StateTarget, content: str) -> None:
         self._gathered, self._epochs = 0, 0
         self._submit(0, lambda: kept.renew(target, content))
 

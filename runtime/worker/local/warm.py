@@ -21,16 +21,16 @@ from holdfast.ports import Clock, ObjectStore
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.worker.compaction import Advanced, opened_beyond, reading, restore
 from holdfast.runtime.worker.local.images import HeldImage, Images, M, P
-from holdfast.runtime.worker.local.opened import MemoryState, Opened
-from holdfast.runtime.worker.target import Target, new_store, wanted_of
-from holdfast.state.local.image import Held, Wanted
+from holdfast.runtime.worker.local.opened import MemoryState, OpenStore
+from holdfast.runtime.worker.target import StateTarget, new_store, wanted_of
+from holdfast.state.local.image import ImageHolders, Wanted
 from holdfast.state.store import StateStore
 from holdfast.state.tables.slab import Memory
 
 _log = logging.getLogger("holdfast.worker")
 
 
-WAIT_S = {Held.NO: 0.0, Held.MAPPED: 1.0, Held.CHANGED: 60.0}
+WAIT_S = {ImageHolders.NO: 0.0, ImageHolders.MAPPED: 1.0, ImageHolders.CHANGED: 60.0}
 """How long a task waits for others that hold its image: a zombie may map it for long, a twin brings it up to date."""
 _LOOK_S = 0.01
 
@@ -50,17 +50,17 @@ class WarmState(Generic[M, P]):
     def open(
         self,
         plan: Plan,
-        target: Target,
+        target: StateTarget,
         worker: WorkerId,
         root: ObjectStore,
         advanced: Advanced = lambda *_: None,
-    ) -> Opened:
+    ) -> OpenStore:
         """Return a store at the target, restored from the root where there can be no image."""
-        wanted = wanted_of(plan, target)
-        if not (wanted.declared and wanted.base.manifest and self._images.possible):
+        wanted_state = wanted_of(plan, target)
+        if not (wanted_state.declared and wanted_state.base.manifest and self._images.possible):
             return MemoryState().open(plan, target, worker, root, advanced)
         try:
-            return self._open(_Task(root, plan, target, worker, wanted))
+            return self._open(_Task(root, plan, target, worker, wanted_state))
         except (OSError, MemoryError, ConfigError) as error:
             _warn(
                 "the state of tasks is restored from the root in every epoch, and held in memory whatever its size, as "
@@ -68,13 +68,13 @@ class WarmState(Generic[M, P]):
             )
             return MemoryState().open(plan, target, worker, root, advanced)
 
-    def _open(self, task: _Task) -> Opened:
-        with ExitStack() as held:
+    def _open(self, task: _Task) -> OpenStore:
+        with ExitStack() as stack:
             image = self._image(task)
-            held.callback(image.release)
+            stack.callback(image.release)
             store = task.mapped(image)
-            held.pop_all()
-        return Opened(store, image.release, discard=image.remove)
+            stack.pop_all()
+        return OpenStore(store, image.release, discard=image.remove)
 
     def _image(self, task: _Task) -> HeldImage[M, P]:
         """Return an image as of the base, which this process shares."""
@@ -86,12 +86,12 @@ class WarmState(Generic[M, P]):
                     self._pause(_LOOK_S)
                     continue
                 image = self._images.create(task.wanted)
-            with ExitStack() as held:
-                held.callback(image.release)
+            with ExitStack() as stack:
+                stack.callback(image.release)
                 if image.alone:
                     task.bring_up(image)
                 if image.share():
-                    held.pop_all()
+                    stack.pop_all()
                     return image
             began = self._clock.monotonic()
 
@@ -99,7 +99,7 @@ class WarmState(Generic[M, P]):
 class _Task:
     """The base that a task needs, and how an image gets there."""
 
-    def __init__(self, objects: ObjectStore, plan: Plan, target: Target, worker: WorkerId, wanted: Wanted) -> None:
+    def __init__(self, objects: ObjectStore, plan: Plan, target: StateTarget, worker: WorkerId, wanted: Wanted) -> None:
         self._objects, self._plan, self._target, self.wanted = objects, plan, target, wanted
         self._worker = worker
 
@@ -115,12 +115,12 @@ class _Task:
         """Bring an image, held alone, to the base."""
         head, target = image.head, self._target
         with ExitStack() as opened:
-            read = reading(self._objects)
-            new = None if head is None else opened_beyond(self._plan, target, head.cut.epoch, read, opened)
+            piece_reader = reading(self._objects)
+            new = None if head is None else opened_beyond(self._plan, target, head.cut.epoch, piece_reader, opened)
             memory = self._begin(image, opened)  # only after all pieces are known to be readable
             store = self._store(memory)
             if new is None:
-                restore(store, self._plan, target, read)
+                restore(store, self._plan, target, piece_reader)
             else:
                 image.load(store, memory)
                 store.follow(self.wanted.base.epoch, new)

@@ -14,7 +14,7 @@ from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from holdfast.errors import HoldfastError, NotAdmitted, Unavailable
 from holdfast.sinks.kafka.changelog.compacting import CompactedTopic
-from holdfast.sinks.kafka.changelog.reading import Feed, Found, Gone
+from holdfast.sinks.kafka.changelog.reading import ChangelogFeed, FeedRecord, RecordsGone
 from holdfast.sinks.kafka.client import ProgressReader, raising
 from holdfast.sinks.kafka.options import reader_settings
 from holdfast.sinks.kafka.plain import PlainProducer
@@ -85,7 +85,7 @@ class BrokerTopic(CompactedTopic):
             while left:
                 try:
                     polled = feed.poll()
-                except Gone:
+                except RecordsGone:
                     return True
                 for found in polled:
                     if found.value is not None or found.key is not None:
@@ -111,7 +111,7 @@ class BrokerTopic(CompactedTopic):
         self._questions.close()
 
 
-class BrokerFeed(Feed):
+class BrokerFeed(ChangelogFeed):
     """See reading.Feed."""
 
     def __init__(self, place: KafkaPlace, begins: Mapping[int, int]) -> None:
@@ -125,18 +125,18 @@ class BrokerFeed(Feed):
             self._consumer = Consumer(settings, logger=_log)
             self._consumer.assign([TopicPartition(place.topic, each, offset) for each, offset in begins.items()])
 
-    def poll(self) -> Sequence[Found]:
+    def poll(self) -> Sequence[FeedRecord]:
         with raising(self._place):
             messages = self._consumer.consume(POLL_MESSAGES, POLL_S)
-        found = [each for each in map(self._found, messages) if each is not None]
-        self._waited_s = 0.0 if found else self._waited_s + POLL_S
+        records = [each for each in map(self._found, messages) if each is not None]
+        self._waited_s = 0.0 if records else self._waited_s + POLL_S
         if self._waited_s >= STANDS_FOR_S:
             raise Unavailable(
                 f"{self._place.where}: no record could be read for {STANDS_FOR_S:g} s, though there are more",
                 not_done=NO_STATE,
                 next_step=AGAIN,
             )
-        return found
+        return records
 
     def drop(self, partition: int) -> None:
         with raising(self._place):
@@ -145,16 +145,16 @@ class BrokerFeed(Feed):
     def close(self) -> None:
         self._consumer.close()
 
-    def _found(self, message: Message) -> Found | None:
+    def _found(self, message: Message) -> FeedRecord | None:
         error, partition, offset = message.error(), message.partition(), message.offset()
         if error is None:
             assert partition is not None and offset is not None
-            return Found(partition, offset, message.key(), message.value())
+            return FeedRecord(partition, offset, message.key(), message.value())
         if error.code() == KafkaError._PARTITION_EOF:
-            return Found(partition or 0, offset or 0, None, None)
+            return FeedRecord(partition or 0, offset or 0, None, None)
         if error.code() in _OUT_OF_RANGE:
             assert partition is not None and offset is not None
-            raise Gone(partition, offset)
+            raise RecordsGone(partition, offset)
         if error.code() in _HARMLESS:
             return None
         raise translated(error, self._place, NO_STATE)

@@ -24,12 +24,18 @@ from typing import Protocol
 
 from holdfast.errors import ConfigError, Damaged, HoldfastError, Unavailable
 from holdfast.model import CHANGELOG, Epoch, Stretch, Tag
-from holdfast.sinks.contract.changelogs import Compaction, is_on
-from holdfast.sinks.kafka.changelog.format import Broken, Decoder, Message, base_of, damaged
+from holdfast.sinks.contract.changelogs import ChangelogCompaction, is_on
+from holdfast.sinks.kafka.changelog.format import Broken, ChangelogMessage, Decoder, base_of, damaged
 from holdfast.sinks.kafka.changelog.layout import check_layout
-from holdfast.sinks.kafka.changelog.reading import Feed, Found, Gone, OpenKafkaChangelog, Topic
+from holdfast.sinks.kafka.changelog.reading import (
+    ChangelogFeed,
+    FeedRecord,
+    OpenKafkaChangelog,
+    ReadableTopic,
+    RecordsGone,
+)
 from holdfast.sinks.kafka.progress import Compacted, Layout, Progress, base_record
-from holdfast.sinks.kafka.target import Connection, ProducerFenced, Records
+from holdfast.sinks.kafka.target import BrokerConnection, ProducerFenced, Records
 
 RECORDS_MIN = 300_000
 """Fewer records, about 64 MiB, are never compacted."""
@@ -39,7 +45,7 @@ ATTEMPTS_MAX = 5
 """How often a base is named, against deliveries that end the transaction which names it."""
 
 
-class CompactedTopic(Topic, Protocol):
+class CompactedTopic(ReadableTopic, Protocol):
     """A topic as a compaction changes it."""
 
     def write(self, records: Iterable[Records]) -> None:
@@ -49,7 +55,7 @@ class CompactedTopic(Topic, Protocol):
         """Remove the records before an offset of each partition."""
 
 
-class KafkaCompaction(Compaction):
+class KafkaCompaction(ChangelogCompaction):
     """Compacts one changelog, again and again. See changelogs.Compaction.
 
     Args:
@@ -65,7 +71,7 @@ class KafkaCompaction(Compaction):
         where: str,
         job_uuid: str,
         topic: Callable[[], CompactedTopic],
-        connection: Callable[[], Connection],
+        connection: Callable[[], BrokerConnection],
         token: Callable[[], str],
         records_min: int = RECORDS_MIN,
     ) -> None:
@@ -104,13 +110,13 @@ class KafkaCompaction(Compaction):
             return False
         ends, self._added = self._ends(topic, progress.layout), 0
         try:
-            made = self._written(topic, progress, through, lambda tag: is_on(history, tag.timeline, tag.epoch))
-            self._name(owner, base, made)
+            new_base = self._written(topic, progress, through, lambda tag: is_on(history, tag.timeline, tag.epoch))
+            self._name(owner, base, new_base)
         except HoldfastError:
             self._again_at = ends + 2 * self._added  # what was added, and as much again from deliveries
             raise
         self._seen, self._again_at = None, 0
-        self._remove_before(made, topic)
+        self._remove_before(new_base, topic)
         return True
 
     def _ends(self, topic: CompactedTopic, layout: Layout) -> int:
@@ -174,34 +180,34 @@ class KafkaCompaction(Compaction):
             self._added += len(each.values)
             yield each
 
-    def _read(self, topic: Topic, partition: int, begin: int, decoder: Decoder, target: Tag) -> int:
+    def _read(self, topic: ReadableTopic, partition: int, begin: int, decoder: Decoder, target: Tag) -> int:
         """Read a partition to the end of a delivery; return the offset behind it."""
         with closing(topic.read({partition: begin})) as feed:
             while True:
-                for found in self._polled(topic, feed):
-                    if found.value is None:
-                        self._check_end(topic, partition, found.offset, decoder.broken, target)
+                for record in self._polled(topic, feed):
+                    if record.value is None:
+                        self._check_end(topic, partition, record.offset, decoder.broken, target)
                         continue
                     try:
-                        delivery = decoder.follow(found.key, found.value)
+                        delivery = decoder.follow(record.key, record.value)
                     except Broken as error:
                         raise damaged(self._where, partition, str(error)) from error
                     if delivery is not None and delivery.ended and delivery.tag == target:
-                        return found.offset + 1
+                        return record.offset + 1
 
-    def _polled(self, topic: Topic, feed: Feed) -> Sequence[Found]:
+    def _polled(self, topic: ReadableTopic, feed: ChangelogFeed) -> Sequence[FeedRecord]:
         try:
             return feed.poll()
-        except Gone as gone:
+        except RecordsGone as gone:
             raise self._meaning(topic, gone) from gone
 
-    def _meaning(self, topic: Topic, gone: Gone) -> HoldfastError:
+    def _meaning(self, topic: ReadableTopic, gone: RecordsGone) -> HoldfastError:
         assert self._seen is not None, "a compaction begins with the progress topic"
         if self._base(topic.progress()) != self._base(self._seen):
             return self._overtaken()
         return gone.unless_held(self._where, topic) or damaged(self._where, gone.partition, str(gone))
 
-    def _check_end(self, topic: Topic, partition: int, offset: int, broken: str, target: Tag) -> None:
+    def _check_end(self, topic: ReadableTopic, partition: int, offset: int, broken: str, target: Tag) -> None:
         if offset >= topic.written([partition])[partition]:
             why = broken or f"it ends before epoch {target.epoch}, which was delivered"
             raise damaged(self._where, partition, why)
@@ -261,7 +267,7 @@ class Newest:
         """Return the number of records."""
         return sum(map(len, self._rows.values()))
 
-    def take(self, key: bytes, message: Message, value: bytes) -> None:
+    def take(self, key: bytes, message: ChangelogMessage, value: bytes) -> None:
         """Take the next record in; a deleted key has no row."""
         if message.deleted:
             self._rows.pop(key, None)

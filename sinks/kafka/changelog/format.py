@@ -62,7 +62,7 @@ _NOTHING = msgspec.Raw()
 Row = TypeVar("Row")
 
 
-class End(msgspec.Struct, frozen=True, omit_defaults=True):
+class DeliveryEnd(msgspec.Struct, frozen=True, omit_defaults=True):
     """The record that ends a delivery in a partition."""
 
     v: int
@@ -73,7 +73,7 @@ class End(msgspec.Struct, frozen=True, omit_defaults=True):
     digest: str
 
 
-class Message(msgspec.Struct, frozen=True, omit_defaults=True):
+class ChangelogMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     """The value of a record."""
 
     timeline: int
@@ -86,11 +86,11 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     deleted: bool = False
     piece: tuple[int, int] | None = None
     base: str = ""
-    end: End | None = None
+    end: DeliveryEnd | None = None
 
 
 _ENCODE = msgspec.json.Encoder().encode
-_DECODER = msgspec.json.Decoder(Message)
+_DECODER = msgspec.json.Decoder(ChangelogMessage)
 
 
 @dataclass
@@ -147,8 +147,8 @@ class Encoder:
                 yield Records(found.keys, found.values, partition)
         stood = None if before is None else (int(before.timeline), int(before.epoch))
         for partition, each in enumerate(sums):
-            end = End(VERSION, self.job_uuid, stood, each.records, each.digest)
-            value = _ENCODE(Message(tag.timeline, tag.epoch, end=end))
+            end = DeliveryEnd(VERSION, self.job_uuid, stood, each.records, each.digest)
+            value = _ENCODE(ChangelogMessage(tag.timeline, tag.epoch, end=end))
             yield Records([_end_key(self.job_uuid, tag)], [value], partition)
 
     def _rows(self, tag: Tag, batch: pa.RecordBatch) -> Records:
@@ -164,7 +164,7 @@ class Encoder:
                 values += pieces
         return Records(keys, values)
 
-    def _pieces(self, key: bytes, message: Message) -> list[bytes]:
+    def _pieces(self, key: bytes, message: ChangelogMessage) -> list[bytes]:
         """Return a row that is too large for a record as several ones, without what is for people."""
         room = self.record_max - OVERHEAD - len(key) - len(message.operator) - len(bytes(message.layout))
         size = room * 3 // 4  # base64
@@ -180,7 +180,7 @@ class Encoder:
         parts = [whole[at : at + size] for at in range(0, len(whole), size)] or [b""]
         return [
             _ENCODE(
-                Message(
+                ChangelogMessage(
                     message.timeline,
                     message.epoch,
                     message.operator,
@@ -202,15 +202,15 @@ def base_of(
     Args:
         rows: Key, older base and value as they were read; the base is empty for those of a delivery.
     """
-    summed, begins = Sum(), b'{"base":"' + id.encode() + b'",'
+    checksum, begins = Sum(), b'{"base":"' + id.encode() + b'",'
     for group in batched(rows, ROWS_MAX):
         keys = [key for key, _, _ in group]
         values = [begins + value[_beginning(older) :] for _, older, value in group]
         for key, value in zip(keys, values, strict=True):
-            summed.add(key, value)
+            checksum.add(key, value)
         yield Records(keys, values, partition)
-    end = End(VERSION, job_uuid, None, summed.records, summed.digest)
-    value = _ENCODE(Message(through.timeline, through.epoch, base=id, end=end))
+    end = DeliveryEnd(VERSION, job_uuid, None, checksum.records, checksum.digest)
+    value = _ENCODE(ChangelogMessage(through.timeline, through.epoch, base=id, end=end))
     yield Records([f"base {id}".encode()], [value], partition)
 
 
@@ -226,7 +226,7 @@ def batched(rows: Iterable[Row], count: int) -> Iterator[list[Row]]:
         yield group
 
 
-def _messages(tag: Tag, batch: pa.RecordBatch) -> Iterator[Message]:
+def _messages(tag: Tag, batch: pa.RecordBatch) -> Iterator[ChangelogMessage]:
     timeline, epoch, raw = int(tag.timeline), int(tag.epoch), msgspec.Raw
     names, values = batch.column("operator").to_pylist(), batch.column("value").to_pylist()
     texts = (batch.column(name).cast(pa.binary()).to_pylist() for name in ("row_key", "row", "layout"))
@@ -234,9 +234,9 @@ def _messages(tag: Tag, batch: pa.RecordBatch) -> Iterator[Message]:
         batch.column(OP).to_pylist(), names, values, *texts, strict=True
     ):
         if deletes == DELETE:
-            yield Message(timeline, epoch, name, raw(row_key), deleted=True)
+            yield ChangelogMessage(timeline, epoch, name, raw(row_key), deleted=True)
         else:
-            yield Message(timeline, epoch, name, raw(row_key), raw(row), raw(layout), value)
+            yield ChangelogMessage(timeline, epoch, name, raw(row_key), raw(row), raw(layout), value)
 
 
 def _end_key(job_uuid: str, tag: Tag) -> bytes:
@@ -273,7 +273,7 @@ class Decoder:
         before: Tag | None,
         wanted: Callable[[Tag], bool],
         base: str = "",
-        raw: Callable[[bytes, Message, bytes], None] | None = None,
+        raw: Callable[[bytes, ChangelogMessage, bytes], None] | None = None,
     ) -> None:
         self._base, self._raw = base, raw
         self._job, self.tag, self._wanted = job_uuid, before, wanted
@@ -281,7 +281,7 @@ class Decoder:
         self._sum = Sum()
         self._of: Tag | None = None
         self._keep = False
-        self._keys, self._messages, self._bytes = list[bytes](), list[Message](), 0
+        self._keys, self._messages, self._bytes = list[bytes](), list[ChangelogMessage](), 0
         self._pieces = list[bytes]()
         self._wants_broken = False
         self.broken = ""
@@ -343,7 +343,7 @@ class Decoder:
                 return Delivery(tag, self._batch(), ended=False)
         return None
 
-    def _row(self, key: bytes, message: Message) -> None:
+    def _row(self, key: bytes, message: ChangelogMessage) -> None:
         if message.piece is not None:
             number, count = message.piece
             if number != len(self._pieces):
@@ -359,7 +359,7 @@ class Decoder:
         self._messages.append(message)
         self._bytes += len(key) + len(message.value or b"")
 
-    def _ended(self, tag: Tag, end: End) -> Delivery:
+    def _ended(self, tag: Tag, end: DeliveryEnd) -> Delivery:
         if (end.v, end.job) != (VERSION, self._job):
             raise Broken(f"job {end.job} wrote to it, in version {end.v} of the format")
         if self._of not in (None, tag) or (self._sum.records, self._sum.digest) != (end.records, end.digest):
@@ -377,15 +377,15 @@ class Decoder:
         return found
 
     def _batch(self) -> pa.RecordBatch:
-        keys, found = self._keys, self._messages
+        keys, messages = self._keys, self._messages
         self._keys, self._messages, self._bytes = [], [], 0
         columns: Mapping[str, Any] = {
-            "deleted": pa.array([each.deleted for each in found], pa.bool_()),
-            "operator": pa.array([each.operator for each in found], pa.string()),
+            "deleted": pa.array([each.deleted for each in messages], pa.bool_()),
+            "operator": pa.array([each.operator for each in messages], pa.string()),
             "key": pa.array(keys, pa.large_binary()),
-            "epoch": pa.array([each.epoch for each in found], pa.int64()),
-            "layout": pa.array([bytes(each.layout).decode() or None for each in found], pa.string()),
-            "value": pa.array([each.value for each in found], pa.large_binary()),
+            "epoch": pa.array([each.epoch for each in messages], pa.int64()),
+            "layout": pa.array([bytes(each.layout).decode() or None for each in messages], pa.string()),
+            "value": pa.array([each.value for each in messages], pa.large_binary()),
         }
         return pa.RecordBatch.from_pydict(columns, schema=READ)
 

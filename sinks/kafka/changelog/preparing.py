@@ -11,7 +11,7 @@ from holdfast.errors import ConfigError
 from holdfast.sinks.kafka.topics import (
     NOT_STARTED,
     READ_AND_WRITTEN,
-    Topic,
+    ExistingTopic,
     check_rights,
     check_topic,
     existing,
@@ -46,15 +46,15 @@ def prepare(place: KafkaPlace) -> None:
 
 def probe(place: KafkaPlace) -> str:
     """Return what a start would find or create, as a clause; refuse what it would refuse, and create nothing."""
-    found = existing(place)
+    topic = existing(place)
     probe_progress(place)
-    if found is None:
+    if topic is None:
         return f"the first start creates the topic, with {PARTITIONS} partitions"
-    check(place, found)
-    return f"the topic has {found.partitions} partitions, and keeps its records{risks_of(place, found)}"
+    check(place, topic)
+    return f"the topic has {topic.partitions} partitions, and keeps its records{risks_of(place, topic)}"
 
 
-def check(place: KafkaPlace, found: Topic) -> None:
+def check(place: KafkaPlace, found: ExistingTopic) -> None:
     """Refuse a topic that cannot hold a changelog. Raises ConfigError, NotAdmitted."""
     check_topic(place, found, keyed=True)
     check_rights(place, found.rights, *READ_AND_WRITTEN)

@@ -37,7 +37,7 @@ LOOK_FURTHER = 8
 """How much farther each next place is."""
 
 
-class Found(NamedTuple):
+class FeedRecord(NamedTuple):
     """A record, or the present end of a partition, which has no value."""
 
     partition: int
@@ -46,14 +46,14 @@ class Found(NamedTuple):
     value: bytes | None
 
 
-class Gone(Exception):
+class RecordsGone(Exception):
     """The brokers no longer have the record at which a partition was to be read: see Feed.poll."""
 
     def __init__(self, partition: int, offset: int) -> None:
         self.partition, self.offset = partition, offset
         super().__init__(f"the brokers removed records from offset {offset} on, or lost its end")
 
-    def unless_held(self, where: str, topic: Topic) -> HoldfastError | None:
+    def unless_held(self, where: str, topic: ReadableTopic) -> HoldfastError | None:
         """Return the error of a broker that refused a record which the topic has; None if the topic has lost it."""
         each = [self.partition]
         if not topic.first(each)[self.partition] <= self.offset <= topic.written(each)[self.partition]:
@@ -65,10 +65,10 @@ class Gone(Exception):
         )
 
 
-class Feed(Protocol):
+class ChangelogFeed(Protocol):
     """Records of some partitions, in the order of each."""
 
-    def poll(self) -> Sequence[Found]:
+    def poll(self) -> Sequence[FeedRecord]:
         """Return the next ones that readers of committed records see; nothing if there are none now.
 
         Raises:
@@ -83,7 +83,7 @@ class Feed(Protocol):
         """Release the connection."""
 
 
-class Topic(Protocol):
+class ReadableTopic(Protocol):
     """A topic and its progress topic, for readers. Its calls raise Unavailable, NotAdmitted or ConfigError."""
 
     def layout(self) -> Layout:
@@ -98,7 +98,7 @@ class Topic(Protocol):
     def written(self, partitions: Iterable[int]) -> dict[int, int]:
         """Return the offset behind the last record of each partition, committed or not."""
 
-    def read(self, begins: Mapping[int, int]) -> Feed:
+    def read(self, begins: Mapping[int, int]) -> ChangelogFeed:
         """Read partitions, each from an offset on."""
 
     def holds_records(self) -> bool:
@@ -115,7 +115,7 @@ class OpenKafkaChangelog(OpenChangelog):
         where: How messages name it.
     """
 
-    def __init__(self, where: str, job_uuid: str, topic: Topic) -> None:
+    def __init__(self, where: str, job_uuid: str, topic: ReadableTopic) -> None:
         self._where, self._job_uuid, self._topic = where, job_uuid, topic
         self._progress = topic.progress()
         self._base = self._progress.base_of(job_uuid, CHANGELOG)
@@ -146,11 +146,11 @@ class OpenKafkaChangelog(OpenChangelog):
         layout = self._progress.layout
         assert layout is not None, "every delivery is behind the record that describes the topic"
         check_layout(self._where, layout, self._topic.layout())
-        wanted = asked_of(which, layout.partitions)
+        partitions = asked_of(which, layout.partitions)
         if (base := self._base) is not None and which.after == NO_EPOCH:
-            based = {each: Decoder(self._job_uuid, None, lambda _: True, base.id) for each in wanted}
-            yield from self._read({each: base.at[each][0] for each in wanted}, based, base.through, advanced)
-        begins = self._begins(wanted, which.after, advanced)
+            based = {each: Decoder(self._job_uuid, None, lambda _: True, base.id) for each in partitions}
+            yield from self._read({each: base.at[each][0] for each in partitions}, based, base.through, advanced)
+        begins = self._begins(partitions, which.after, advanced)
         counts = lambda tag: which.after < tag.epoch <= which.through and is_on(which.history, tag.timeline, tag.epoch)
         decoders = {each: Decoder(self._job_uuid, before, counts) for each, (_, before) in begins.items()}
         yield from self._read({each: offset for each, (offset, _) in begins.items()}, decoders, target, advanced)
@@ -181,32 +181,32 @@ class OpenKafkaChangelog(OpenChangelog):
     ) -> Iterator[pa.RecordBatch]:
         """Yield the rows of deliveries up to the target."""
         left = {each for each, decoder in decoders.items() if decoder.tag != target}
-        share = Share(begins, self._topic.written(begins))
+        share = ReadShare(begins, self._topic.written(begins))
         with closing(self._topic.read({each: begins[each] for each in left})) as feed:
             while left:
-                for found in self._polled(feed):
-                    if found.partition not in left:
+                for record in self._polled(feed):
+                    if record.partition not in left:
                         continue
-                    if found.value is None:
-                        self._check_end(found, decoders[found.partition], target)
+                    if record.value is None:
+                        self._check_end(record, decoders[record.partition], target)
                         continue
-                    share.read(found)
-                    delivery = self._taken(found, decoders[found.partition])
+                    share.read(record)
+                    delivery = self._taken(record, decoders[record.partition])
                     if delivery is not None and delivery.rows.num_rows:
                         yield delivery.rows
                     if delivery is not None and delivery.ended and delivery.tag == target:
-                        left.discard(found.partition)
-                        feed.drop(found.partition)
+                        left.discard(record.partition)
+                        feed.drop(record.partition)
                 advanced(*share.shown())
 
-    def _polled(self, feed: Feed) -> Sequence[Found]:
+    def _polled(self, feed: ChangelogFeed) -> Sequence[FeedRecord]:
         try:
             return feed.poll()
-        except Gone as gone:
+        except RecordsGone as gone:
             refused = gone.unless_held(self._where, self._topic)
             raise refused or self._damaged(gone.partition, str(gone)) from gone
 
-    def _taken(self, found: Found, decoder: Decoder) -> Delivery | None:
+    def _taken(self, found: FeedRecord, decoder: Decoder) -> Delivery | None:
         try:
             return decoder.follow(found.key, found.value)
         except Broken as error:
@@ -222,7 +222,7 @@ class OpenKafkaChangelog(OpenChangelog):
             )
         return damaged(self._where, partition, why)
 
-    def _check_end(self, found: Found, decoder: Decoder, target: Tag) -> None:
+    def _check_end(self, found: FeedRecord, decoder: Decoder, target: Tag) -> None:
         """Refuse a partition that ends before the target, unless an open transaction hides the rest.
 
         A commit is confirmed, and its tag can be read, before every partition has its marker.
@@ -275,14 +275,14 @@ class OpenKafkaChangelog(OpenChangelog):
         with closing(self._topic.read({partition: probe})) as feed:
             while True:
                 advanced(0, 0)  # a delivery may be as large as the whole state
-                for found in self._polled(feed):
-                    if found.value is None or found.offset >= end:
+                for record in self._polled(feed):
+                    if record.value is None or record.offset >= end:
                         return None
-                    if (tag := end_of(found.value)) is not None:
-                        return found.offset + 1, tag
+                    if (tag := end_of(record.value)) is not None:
+                        return record.offset + 1, tag
 
 
-class Share:
+class ReadShare:
     """How much of some partitions is read, for display: bytes are estimated from offsets.
 
     Args:
@@ -294,7 +294,7 @@ class Share:
         self._all = sum(max(0, ends[each] - begins[each]) for each in begins)
         self._begins, self._offsets, self._bytes = begins, dict(begins), 0
 
-    def read(self, found: Found) -> None:
+    def read(self, found: FeedRecord) -> None:
         """Take a record in."""
         self._offsets[found.partition] = found.offset + 1
         self._bytes += len(found.key or b"") + len(found.value or b"")

@@ -13,7 +13,7 @@ from holdfast.model import Tag, Writer
 from holdfast.sinks.contract.sink import Repair, Rewinding
 from holdfast.sinks.kafka.changelog.reading import COMMITTER
 from holdfast.sinks.kafka.progress import Progress, owner_record, tag_record
-from holdfast.sinks.kafka.target import Connection, Content, ProducerFenced, TransactionalProducer, must_be_alone
+from holdfast.sinks.kafka.target import BrokerConnection, Content, ProducerFenced, TransactionalProducer, must_be_alone
 from holdfast.sinks.protocol.undo import impossible, overtaken, refused, untouched
 
 
@@ -25,7 +25,7 @@ def plan_repair(where: str, progress: Progress, rewinding: Rewinding) -> Repair:
     return _planned(progress, rewinding) if _moving(where, progress, rewinding) else untouched("truncate", rewinding)
 
 
-def repair(where: str, connection: Connection, content: Content, rewinding: Rewinding) -> Repair:
+def repair(where: str, connection: BrokerConnection, content: Content, rewinding: Rewinding) -> Repair:
     """See Repairs.repair."""
     producer = connection.producer()
     try:

@@ -19,19 +19,19 @@ import pyarrow as pa
 from holdfast.errors import ConfigError
 from holdfast.model import CHANGELOG, Tag, Writer
 from holdfast.secrets import Secret
-from holdfast.sinks.contract.changelogs import Changelog, Compaction
+from holdfast.sinks.contract.changelogs import Changelog, ChangelogCompaction
 from holdfast.sinks.contract.owners import Claim, Holding, Ownership
 from holdfast.sinks.contract.sink import Repair, Repairs, Rewinding, Sink
 from holdfast.sinks.contract.transactions import Transacts
 from holdfast.sinks.kafka.changelog.compacting import RECORDS_MIN, CompactedTopic, KafkaCompaction
 from holdfast.sinks.kafka.changelog.format import Encoder
 from holdfast.sinks.kafka.changelog.layout import check_alone, check_layout, refused
-from holdfast.sinks.kafka.changelog.reading import OpenKafkaChangelog, Topic
+from holdfast.sinks.kafka.changelog.reading import OpenKafkaChangelog, ReadableTopic
 from holdfast.sinks.kafka.changelog.repair import plan_repair, repair
 from holdfast.sinks.kafka.options import check_options, message_max_bytes
 from holdfast.sinks.kafka.progress import Layout, Progress, layout_record, progress_topic
 from holdfast.sinks.kafka.sink import KafkaSink, check_client, transactional_id
-from holdfast.sinks.kafka.target import Connection, Content, KafkaTarget, Mark, Records
+from holdfast.sinks.kafka.target import BrokerConnection, Content, KafkaTarget, Mark, Records
 from holdfast.sinks.kafka.transactions import KafkaTransactions
 from holdfast.sinks.log.changelog import LogChangelog
 from holdfast.storage.kafka.place import KafkaPlace, Option
@@ -52,7 +52,7 @@ class Brokers:
 
         return BrokerTopic(place)
 
-    def connection(self, place: KafkaPlace, transactional_id: str) -> Connection:
+    def connection(self, place: KafkaPlace, transactional_id: str) -> BrokerConnection:
         """Return the topic for a writer; no connection is made yet."""
         check_client()
         from holdfast.sinks.kafka.client import KafkaConnection
@@ -106,7 +106,7 @@ class KafkaChangelog(Changelog):
         return True
 
     def sink(self, schema: pa.Schema, key: tuple[str, ...], key_groups: int) -> Sink:
-        return TopicSink(self.kafka, key, key_groups, self.brokers)
+        return KafkaTopicSink(self.kafka, key, key_groups, self.brokers)
 
     def open(self, job_uuid: str) -> OpenKafkaChangelog:
         return OpenKafkaChangelog(where(self.kafka), job_uuid, self.brokers.topic(self.kafka))
@@ -115,7 +115,7 @@ class KafkaChangelog(Changelog):
         """A log, since no broker runs in this process."""
         return LogChangelog(f"memory://{name}", PARTITIONS_IN_MEMORY, grace_s=0.0)
 
-    def compaction(self, job_uuid: str) -> Compaction:
+    def compaction(self, job_uuid: str) -> ChangelogCompaction:
         return KafkaCompaction(
             where(self.kafka),
             job_uuid,
@@ -127,7 +127,7 @@ class KafkaChangelog(Changelog):
 
 
 @dataclass(frozen=True)
-class TopicSink(Repairs, Ownership, Transacts, Sink):
+class KafkaTopicSink(Repairs, Ownership, Transacts, Sink):
     """The sink of the records; see contract.Sink."""
 
     place: KafkaPlace
@@ -220,7 +220,9 @@ class ChangelogContent(Content):
         look: Opens the topic, to see what it is.
     """
 
-    def __init__(self, where: str, job_uuid: str, key_groups: int, record_max: int, look: Callable[[], Topic]) -> None:
+    def __init__(
+        self, where: str, job_uuid: str, key_groups: int, record_max: int, look: Callable[[], ReadableTopic]
+    ) -> None:
         self._where, self._job_uuid, self._key_groups, self._record_max = where, job_uuid, key_groups, record_max
         self._look = look
         self._now: Layout | None = None

@@ -71,18 +71,18 @@ def remove(entries: int, bits: int, tag: int, slot: int) -> None:
 def move(entries: int, old: int, control: int, share: int) -> None:
     """Move at least `share` entries of the old generation, or all that are left."""
     size = 1 << get(control, _OLD_BITS)
-    start, bits, moved = get(control, _START), get(control, _BITS), get(control, _MOVED)
-    target = min(moved + share, size)
+    start, bits, moved_count = get(control, _START), get(control, _BITS), get(control, _MOVED)
+    target = min(moved_count + share, size)
     while True:
-        at = (start + moved) & (size - 1)
+        at = (start + moved_count) & (size - 1)
         entry = get(old, at)
-        moved += 1
+        moved_count += 1
         if entry != 0:
             insert(entries, bits, entry >> 32, (entry & _SLOT) - 1)
             put(old, at, 0)
-        elif moved >= target:
+        elif moved_count >= target:
             break
-    put(control, _MOVED, -1 if moved >= size else moved)
+    put(control, _MOVED, -1 if moved_count >= size else moved_count)
 
 
 @kernel("none", "words", "words", "number")

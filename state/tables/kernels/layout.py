@@ -44,7 +44,7 @@ class Control(IntEnum):
     FIELDS = 23
 
 
-class Place(IntEnum):
+class TablePart(IntEnum):
     """Where the parts of a table are: positions in the array of addresses that kernels get."""
 
     RECORDS = 0
@@ -59,7 +59,7 @@ class Place(IntEnum):
     VALUES = 9  # how many values a record has
 
 
-class Given(IntEnum):
+class KeyPart(IntEnum):
     """Where the parts of a batch's keys are: positions in the array of addresses that kernels get."""
 
     COLUMNS = 0  # how many arrays of words follow FIRST; text keys have one, their xxh3

@@ -69,14 +69,22 @@ def merge_rows(
     Returns:
         1 if a sum of integers left 64 bits, even if it came back; else 0.
     """
-    slots, groups, program, merged = address_of(slots_), address_of(groups_), address_of(program_), address_of(merged_)
+    slots, groups, program, merged_rows = (
+        address_of(slots_),
+        address_of(groups_),
+        address_of(program_),
+        address_of(merged_),
+    )
     at, to, values, beyond = address_of(scratch_), address_of(scratch_) + _PART, address_of(scratch_) + 2 * _PART, 0
     records, stride, row_bytes = address_of(records_), get(address_of(control_), _WORDS) * 8, merged_.shape[1] * 8
     wide = not in_one_line(stride)
     for first in range(0, slots_.size, BLOCK_ROWS):
         size = min(BLOCK_ROWS, slots_.size - first)
         for row in range(size):
-            record, target = records + get(slots, first + row) * stride, merged + get(groups, first + row) * row_bytes
+            record, target = (
+                records + get(slots, first + row) * stride,
+                merged_rows + get(groups, first + row) * row_bytes,
+            )
             put(at, row, record)
             put(to, row, target)
             prefetch(record, 0)

@@ -25,14 +25,14 @@ _29, _32, _33 = np.uint64(29), np.uint64(32), np.uint64(33)
 @inner
 def tag_of(key: int, words: int, seed: int, mask: int) -> Any:
     """Return the tag of a key: the upper bits of a seeded hash of its words, or of its xxh3 for text."""
-    mixed = np.uint64(seed)
+    hash_value = np.uint64(seed)
     for word in range(words):
-        mixed ^= np.uint64(get(key, word))
-        mixed ^= mixed >> _32
-        mixed *= _MIX_1
-    mixed ^= mixed >> _29
-    mixed *= _MIX_2
-    return np.int64(mixed >> _33) & mask
+        hash_value ^= np.uint64(get(key, word))
+        hash_value ^= hash_value >> _32
+        hash_value *= _MIX_1
+    hash_value ^= hash_value >> _29
+    hash_value *= _MIX_2
+    return np.int64(hash_value >> _33) & mask
 
 
 @inner
@@ -111,13 +111,13 @@ def prefetch_records(control: int, size: int, records: int, slots: int) -> None:
 @inner
 def same_bytes(one: int, other: int, length: int) -> bool:
     """Compare bytes; both places are readable 8 bytes beyond them."""
-    done = 0
-    while done + 8 <= length:
-        if word_at(one, done) != word_at(other, done):
+    position = 0
+    while position + 8 <= length:
+        if word_at(one, position) != word_at(other, position):
             return False
-        done += 8
-    left = length - done
-    return left == 0 or (word_at(one, done) ^ word_at(other, done)) << np.uint64(64 - 8 * left) == 0
+        position += 8
+    left = length - position
+    return left == 0 or (word_at(one, position) ^ word_at(other, position)) << np.uint64(64 - 8 * left) == 0
 
 
 @inner

@@ -46,8 +46,8 @@ from holdfast.state.tables.kernels.layout import (
     Control,
     Do,
     Flag,
-    Given,
-    Place,
+    KeyPart,
+    TablePart,
 )
 from holdfast.state.tables.kernels.probing import (
     has_key,
@@ -67,11 +67,11 @@ _VOID, _SEED, _MASK, _BORN, _WORDS, _KEY, _TEXT = (
     int(Control[name]) for name in ("VOID", "SEED", "MASK", "BORN", "WORDS", "KEY", "TEXT")
 )
 _RECORDS, _RECORDS_SIZE, _ENTRIES, _OLD, _CONTROL, _FREE_AT, _OPENED_AT, _ARENA_AT, _DEFAULTS, _VALUES = (
-    int(Place[name])
+    int(TablePart[name])
     for name in ("RECORDS", "SIZE", "ENTRIES", "OLD", "CONTROL", "FREE", "OPENED", "ARENA", "DEFAULTS", "VALUES")
 )
 _COLUMNS, _STARTS, _LENGTHS, _DATA, _FIRST = (
-    int(Given[name]) for name in ("COLUMNS", "STARTS", "LENGTHS", "DATA", "FIRST")
+    int(KeyPart[name]) for name in ("COLUMNS", "STARTS", "LENGTHS", "DATA", "FIRST")
 )
 _WORKING, _ERASED, _USED, _DIRTY_NOW = int(Flag.WORKING), int(Flag.ERASED), int(Flag.USED), int(Control.DIRTY)
 _COUNT_ROWS, _SET, _ADD_INT, _MIN_INT, _MAX_INT, _MIN_UINT, _MAX_UINT = (
@@ -97,12 +97,12 @@ def _create(table: int, key: int, words: int, data: int, length: int) -> Any:
     for word in range(words):
         put(record, word, get(key, word))
     if get(control, _TEXT) != 0:
-        arena, used = get(table, _ARENA_AT), get(control, _ARENA)
+        arena, arena_end = get(table, _ARENA_AT), get(control, _ARENA)
         for i in range(length):
-            put_u8(arena, used + i, get_u8(data, i))
-        put(record, 1, used)
+            put_u8(arena, arena_end + i, get_u8(data, i))
+        put(record, 1, arena_end)
         put(record, 2, length)
-        put(control, _ARENA, used + length)
+        put(control, _ARENA, arena_end + length)
     put(record, state_at, _USED)
     for word in range(get(table, _VALUES)):
         put(record, state_at + 1 + word, get(get(table, _DEFAULTS), word))
@@ -114,16 +114,16 @@ def _create(table: int, key: int, words: int, data: int, length: int) -> Any:
 def _mark(control: int, opened: int, slots: int, at: int, size: int) -> None:
     """Mark a block's records as present and dirty; list those that were not dirty, and copy frozen ones before."""
     state_at, count, dirty = get(control, _KEY), get(control, _OPENED), get(control, _DIRTY_NOW)
-    written = _WORKING | dirty
+    write_flags = _WORKING | dirty
     for row in range(size):
         record = get(at, row)
         state = get(record, state_at)
-        if state & written != written:
+        if state & write_flags != write_flags:
             if state & dirty == 0:
                 put(opened, count, get(slots, row))
                 count += 1
                 state = copied(control, record, get(slots, row))
-            put(record, state_at, (state | written) & ~_ERASED)
+            put(record, state_at, (state | write_flags) & ~_ERASED)
     put(control, _OPENED, count)
 
 
@@ -137,26 +137,26 @@ def _fold_block(
         all_at: Where the records of the rows begin.
         some_at, some: Scratch: where the records of the rows begin whose value is not null, and their values.
     """
-    known, count, at, given = -1, size, all_at, 0
+    loaded_column, count, at, values = -1, size, all_at, 0
     for step in range(steps):
         operation = program + step * PROGRAM_FIELDS * 8
         column = get(operation, INPUT)
-        if column != known:
-            known, count, at = column, size, all_at
-            described = inputs + column * FIELDS * 8
-            given = get(described, ADDRESS)
-            if given != 0:
-                given += first * 8
-            if get(described, VALIDITY) != 0:
-                validity, offset, count, at = get(described, VALIDITY), get(described, OFFSET) + first, 0, some_at
+        if column != loaded_column:
+            loaded_column, count, at = column, size, all_at
+            description = inputs + column * FIELDS * 8
+            values = get(description, ADDRESS)
+            if values != 0:
+                values += first * 8
+            if get(description, VALIDITY) != 0:
+                validity, offset, count, at = get(description, VALIDITY), get(description, OFFSET) + first, 0, some_at
                 for row in range(size):
                     if is_valid(validity, offset + row):
                         put(some_at, count, get(all_at, row))
-                        if given != 0:
-                            put(some, count, get(given, row))
+                        if values != 0:
+                            put(some, count, get(values, row))
                         count += 1
-                given = some
-        apply_all(get(operation, OPERATION), get(operation, WORD), get(operation, SHIFT), at, count, given)
+                values = some
+        apply_all(get(operation, OPERATION), get(operation, WORD), get(operation, SHIFT), at, count, values)
 
 
 @inner
@@ -268,10 +268,10 @@ def take_rows(
     Returns:
         The first row that was not taken, for lack of room in index or records; else the number of rows.
     """
-    table, given, slots, scratch = address_of(table_), address_of(given_), address_of(slots_), address_of(scratch_)
+    table, key_parts, slots, scratch = address_of(table_), address_of(given_), address_of(slots_), address_of(scratch_)
     records, entries, old, control = get(table, _RECORDS), get(table, _ENTRIES), get(table, _OLD), get(table, _CONTROL)
-    count, words = get(given, _COLUMNS), 1 if get(control, _TEXT) != 0 else get(control, _KEY)
-    tags, at, some_at, some, packed = (
+    count, words = get(key_parts, _COLUMNS), 1 if get(control, _TEXT) != 0 else get(control, _KEY)
+    tags, at, some_at, some, key_scratch = (
         scratch, scratch + _PART, scratch + 2 * _PART, scratch + 3 * _PART, scratch + 4 * _PART
     )  # fmt: skip
     put(control, _BORN, 0)
@@ -284,17 +284,17 @@ def take_rows(
             break
         if moving:
             move(entries, old, control, MOVED_PER_BLOCK)
-        keys = get(given, _FIRST) + first * 8
+        keys = get(key_parts, _FIRST) + first * 8
         if words > 1 or count > 1:
-            keys = packed
-            load_keys(given + _FIRST * 8, count, first, size, keys, words)
+            keys = key_scratch
+            load_keys(key_parts + _FIRST * 8, count, first, size, keys, words)
         write_tags(keys, words, size, tags, get(control, _SEED), get(control, _MASK))
         if likely != 0:
             prefetch_records(control, size, records, slots + first * 8)
         else:
             prefetch_entries(entries, old, control, tags, size)
             write_likely(entries, old, control, tags, size, records, slots + first * 8)
-        _settle(table, given, keys, first, size, slots, at, tags, address_of(born_) if born_.size > 0 else 0)
+        _settle(table, key_parts, keys, first, size, slots, at, tags, address_of(born_) if born_.size > 0 else 0)
         if mark != 0:
             _mark(control, get(table, _OPENED_AT), slots + first * 8, at, size)
         if program_.shape[0] > 0:
@@ -310,15 +310,15 @@ def find_rows(table_: Any, given_: Any, slots_: Any, likely: int, scratch_: Any)
     Args:
         likely: 1 if slots_ holds the likely slots.
     """
-    table, given, slots, scratch = address_of(table_), address_of(given_), address_of(slots_), address_of(scratch_)
+    table, key_parts, slots, scratch = address_of(table_), address_of(given_), address_of(slots_), address_of(scratch_)
     records, entries, old, control = get(table, _RECORDS), get(table, _ENTRIES), get(table, _OLD), get(table, _CONTROL)
     text, moving, stride = get(control, _TEXT), get(control, _MOVED) >= 0, get(control, _WORDS) * 8
     words, keys, tags = 1 if text != 0 else get(control, _KEY), scratch + _PART, scratch
-    data, arena, length = get(given, _DATA), get(table, _ARENA_AT), 0
+    data, arena, length = get(key_parts, _DATA), get(table, _ARENA_AT), 0
     start = data
     for first in range(0, slots_.size, BLOCK_ROWS):
         size = min(BLOCK_ROWS, slots_.size - first)
-        load_keys(given + _FIRST * 8, get(given, _COLUMNS), first, size, keys, words)
+        load_keys(key_parts + _FIRST * 8, get(key_parts, _COLUMNS), first, size, keys, words)
         write_tags(keys, words, size, tags, get(control, _SEED), get(control, _MASK))
         if likely != 0:
             prefetch_records(control, size, records, slots + first * 8)
@@ -330,7 +330,10 @@ def find_rows(table_: Any, given_: Any, slots_: Any, likely: int, scratch_: Any)
             if slot < 0:
                 continue  # no entry has its tag
             if text != 0:
-                start, length = data + get(get(given, _STARTS), first + row), get(get(given, _LENGTHS), first + row)
+                start, length = (
+                    data + get(get(key_parts, _STARTS), first + row),
+                    get(get(key_parts, _LENGTHS), first + row),
+                )
             if has_key(records + slot * stride, key, words, text, arena, start, length):
                 continue
             tag = get(tags, row)
@@ -344,7 +347,7 @@ def fold_rows(
     records_: Any, control_: Any, opened_: Any, slots_: Any, mark: int, program_: Any, inputs_: Any, scratch_: Any
 ) -> None:
     """Mark the records of these slots as present and dirty if `mark` is 1, and fold one row into each."""
-    records, control, opened, slots = (
+    records, control, touched_slots, slots = (
         address_of(records_),
         address_of(control_),
         address_of(opened_),
@@ -361,7 +364,7 @@ def fold_rows(
             if wide:
                 prefetch(record + stride, -1)
         if mark != 0:
-            _mark(control, opened, slots + first * 8, at, size)
+            _mark(control, touched_slots, slots + first * 8, at, size)
         if steps > 0:
             _fold_block(first, size, program, steps, inputs, at, at + _PART, at + 2 * _PART)
 

@@ -22,16 +22,16 @@ _GATHERED, _LINE_WORDS = 64, 8
 @kernel("none", "words", "number", "number", "words", "matrix")
 def gather(records: Any, width: int, first: int, slots: Any, out: Any) -> None:
     """Copy words first, first + 1, ... of every slot's record into the rows of `out`, shape (words, slots)."""
-    count, rows, listed, to = out.shape[0], slots.size, address_of(slots), address_of(out)
+    count, rows, slots_at, to = out.shape[0], slots.size, address_of(slots), address_of(out)
     begin = address_of(records) + 8 * first
     for block in range(0, rows, _GATHERED):
         end = min(rows, block + _GATHERED)
         for i in range(end, min(rows, end + _GATHERED)):
             for word in range(0, count, _LINE_WORDS):
-                prefetch(begin, get(listed, i) * width + word)
+                prefetch(begin, get(slots_at, i) * width + word)
         for word in range(count):  # word by word: one simple loop has more records on their way than nested ones
             for i in range(block, end):
-                put(to, word * rows + i, get(begin, get(listed, i) * width + word))
+                put(to, word * rows + i, get(begin, get(slots_at, i) * width + word))
 
 
 @kernel("none", "words", "number", "number", "words", "matrix")
@@ -165,17 +165,17 @@ def scan_times(
     Returns:
         How many there are.
     """
-    records, control, wanted, known = (
+    records, control, time_bounds, excluded_times = (
         address_of(records_),
         address_of(control_),
         address_of(wanted_),
         address_of(known_),
     )
-    stride, state_at, word = get(control, _WORDS) * 8, get(control, _KEY), get(wanted, 0)
+    stride, state_at, word = get(control, _WORDS) * 8, get(control, _KEY), get(time_bounds, 0)
     over, after, through, out, times = (
-        get(wanted, 1),
-        get(wanted, 2),
-        get(wanted, 3),
+        get(time_bounds, 1),
+        get(time_bounds, 2),
+        get(time_bounds, 3),
         address_of(out_),
         address_of(times_),
     )
@@ -191,7 +191,7 @@ def scan_times(
                 left_[0], left_[1] = min(left_[0], at), max(left_[1], at)
                 take = after < at <= through
                 for number in range(known_.size):
-                    take = take and get(known, number) != at
+                    take = take and get(excluded_times, number) != at
         if take:
             put(out, count, slot)
             put(times, count, at)

@@ -21,7 +21,7 @@ import numpy as np
 
 from holdfast.state.compiled.jit import inner, kernel
 from holdfast.state.compiled.memory import address_of, byte_swapped, get, get_u8, put, word_at
-from holdfast.state.tables.kernels.layout import Control, Place
+from holdfast.state.tables.kernels.layout import Control, TablePart
 from holdfast.state.tables.kernels.tree_layout import LEAF_ENTRIES, NODE_HEADER, NONE, Bounds, Tree
 
 _ROOT, _LEVELS, _HIGH, _FREE, _USED, _COUNT, _ROOM, _WORDS, _TEXT, _INNER, _NODE, _PATH = (
@@ -34,7 +34,12 @@ _ROOT, _LEVELS, _HIGH, _FREE, _USED, _COUNT, _ROOM, _WORDS, _TEXT, _INNER, _NODE
 _AT, _OF_BOUND, _ABOVE, _DATA, _STARTS, _LENGTHS = (
     int(Bounds[name]) for name in ("WORDS", "COUNT", "ABOVE", "DATA", "STARTS", "LENGTHS")
 )
-_RECORDS, _ARENA, _CONTROL, _STRIDE = int(Place.RECORDS), int(Place.ARENA), int(Place.CONTROL), int(Control.WORDS)
+_RECORDS, _ARENA, _CONTROL, _STRIDE = (
+    int(TablePart.RECORDS),
+    int(TablePart.ARENA),
+    int(TablePart.CONTROL),
+    int(Control.WORDS),
+)
 _ENTRIES, _NEXT, _PREVIOUS = 0, 1, 2
 _CONTINUES = 0xFF
 """The byte after a closing 00 by which a text continues."""
@@ -53,15 +58,15 @@ def _entry(node: int, at: int, stride: int) -> int:
 @inner
 def _compare_bytes(key: int, size: int, bound: int, length: int) -> int:
     """Return how a canonical key compares with the canonical form of its first columns, or of all: 0 if they agree."""
-    shared, done = min(size, length), 0
-    while done + 8 <= shared:
-        one, other = byte_swapped(word_at(key, done)), byte_swapped(word_at(bound, done))
+    common_size, position = min(size, length), 0
+    while position + 8 <= common_size:
+        one, other = byte_swapped(word_at(key, position)), byte_swapped(word_at(bound, position))
         if one != other:
             return -1 if one < other else 1
-        done += 8
-    if done < shared:
-        shift = np.uint64(64 - 8 * (shared - done))
-        one, other = byte_swapped(word_at(key, done)) >> shift, byte_swapped(word_at(bound, done)) >> shift
+        position += 8
+    if position < common_size:
+        shift = np.uint64(64 - 8 * (common_size - position))
+        one, other = byte_swapped(word_at(key, position)) >> shift, byte_swapped(word_at(bound, position)) >> shift
         if one != other:
             return -1 if one < other else 1
     if size < length:
@@ -333,11 +338,11 @@ def remove_rows(places_: Any, tree_: Any, control_: Any, bounds_: Any, slots_: A
     places, tree, control, bounds = (
         address_of(places_), address_of(tree_), address_of(control_), address_of(bounds_)
     )  # fmt: skip
-    removed = 0
+    count = 0
     for row in range(slots_.size):
         if _remove(places, tree, control, bounds, row, get(address_of(slots_), row)):
-            removed += 1
-    return removed
+            count += 1
+    return count
 
 
 @inner
@@ -345,27 +350,27 @@ def _ascending(
     places: int, tree: int, control: int, lower: int, upper: int, row: int, skip: int, limit: int, out: int
 ) -> int:
     """Write the slots of one range, if `out` is not 0; return how many there are."""
-    stride, found = get(control, _WORDS) + 1, 0
+    stride, count = get(control, _WORDS) + 1, 0
     leaf = _leaf_of(places, tree, control, lower, row, get(lower, _ABOVE))
     at = _rank(places, control, _node_at(tree, control, leaf), stride, lower, row, get(lower, _ABOVE))
-    while leaf != NONE and found < limit:
+    while leaf != NONE and count < limit:
         node = _node_at(tree, control, leaf)
         end = get(node, _ENTRIES)
         over = end > 0 and _compare(places, control, _entry(node, end - 1, stride), upper, row) >= get(upper, _ABOVE)
         if over:
             end = _rank(places, control, node, stride, upper, row, get(upper, _ABOVE))
         if end > at:
-            skipped = min(skip, end - at)
-            skip -= skipped
-            taken = min(end - at - skipped, limit - found)
+            skip_count = min(skip, end - at)
+            skip -= skip_count
+            take_count = min(end - at - skip_count, limit - count)
             if out != 0:
-                for i in range(taken):
-                    put(out, found + i, get(_entry(node, at + skipped + i, stride), stride - 1))
-            found += taken
+                for i in range(take_count):
+                    put(out, count + i, get(_entry(node, at + skip_count + i, stride), stride - 1))
+            count += take_count
         if over:
             break
         leaf, at = get(node, _NEXT), 0
-    return found
+    return count
 
 
 @inner
@@ -373,28 +378,28 @@ def _descending(
     places: int, tree: int, control: int, lower: int, upper: int, row: int, skip: int, limit: int, out: int
 ) -> int:
     """Do as _ascending, from the last slot of the range to the first."""
-    stride, found = get(control, _WORDS) + 1, 0
+    stride, count = get(control, _WORDS) + 1, 0
     leaf = _leaf_of(places, tree, control, upper, row, get(upper, _ABOVE))
     end = _rank(places, control, _node_at(tree, control, leaf), stride, upper, row, get(upper, _ABOVE))
-    while leaf != NONE and found < limit:
+    while leaf != NONE and count < limit:
         node, first = _node_at(tree, control, leaf), 0
         over = end > 0 and _compare(places, control, _entry(node, 0, stride), lower, row) < get(lower, _ABOVE)
         if over:
             first = _rank(places, control, node, stride, lower, row, get(lower, _ABOVE))
         if end > first:
-            skipped = min(skip, end - first)
-            skip -= skipped
-            taken = min(end - first - skipped, limit - found)
+            skip_count = min(skip, end - first)
+            skip -= skip_count
+            take_count = min(end - first - skip_count, limit - count)
             if out != 0:
-                for i in range(taken):
-                    put(out, found + i, get(_entry(node, end - skipped - 1 - i, stride), stride - 1))
-            found += taken
+                for i in range(take_count):
+                    put(out, count + i, get(_entry(node, end - skip_count - 1 - i, stride), stride - 1))
+            count += take_count
         if over:
             break
         leaf = get(node, _PREVIOUS)
         if leaf != NONE:
             end = get(_node_at(tree, control, leaf), _ENTRIES)
-    return found
+    return count
 
 
 @kernel("number", "words", "words", "words", "words", "words", "words", "words", "number", "words", "words")
@@ -429,9 +434,9 @@ def find_ranges(
         skip, limit = get(address_of(skips_), row), get(address_of(limits_), row)
         out = address_of(out_) + total * 8 if out_.size > 0 else 0
         if descending != 0:
-            found = _descending(places, tree, control, lower, upper, row, skip, limit, out)
+            count = _descending(places, tree, control, lower, upper, row, skip, limit, out)
         else:
-            found = _ascending(places, tree, control, lower, upper, row, skip, limit, out)
-        put(address_of(counts_), row, found)
-        total += found
+            count = _ascending(places, tree, control, lower, upper, row, skip, limit, out)
+        put(address_of(counts_), row, count)
+        total += count
     return total

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from holdfast.chaos.judge.records import (
     Begin,
-    Check,
+    CheckRecord,
     DriverNews,
-    End,
+    EndRecord,
     EpochDone,
     FaultNews,
     Record,
@@ -83,7 +83,7 @@ def quarter_of_an_hour(seed: int = 7, faults: int = 26, end: Verdict | None = "h
     records += _samples(rng, outages)
     for name, invariant in (("totals", "I1 no loss"), ("hours", "I2 no duplicate"), ("hours-log", "I3 order")):
         records.append(
-            Check(
+            CheckRecord(
                 at_ms=899_000,
                 name=name,
                 invariant=invariant,
@@ -95,7 +95,7 @@ def quarter_of_an_hour(seed: int = 7, faults: int = 26, end: Verdict | None = "h
             )
         )
     if end is not None:
-        records.append(End(at_ms=900_000, verdict=end, reason=None if end == "held" else "the oracle disagrees"))
+        records.append(EndRecord(at_ms=900_000, verdict=end, reason=None if end == "held" else "the oracle disagrees"))
     return sorted(records, key=lambda record: record.at_ms)
 
 

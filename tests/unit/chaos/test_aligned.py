@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.chaos.sim.checks.aligned import Aligned, Held
+from holdfast.chaos.sim.checks.aligned import AlignmentCheck, HeldPartition
 from holdfast.model import Generation, SourcePosition, Watermark, WorkerId
 from holdfast.runtime.wire import messages as m
 
@@ -16,13 +16,13 @@ class World:
 
     def __init__(self) -> None:
         self.found: list[str] = []
-        self.aligned = Aligned(lambda rule, what: self.found.append(f"{rule}: {what}"))
+        self.aligned = AlignmentCheck(lambda rule, what: self.found.append(f"{rule}: {what}"))
 
-    def sent(self, at_us: int, *reports: m.Progress, until: dict[str, dict[int, int]] | None = None) -> list[str]:
+    def sent(self, at_us: int, *reports: m.WorkerProgress, until: dict[str, dict[int, int]] | None = None) -> list[str]:
         self.aligned.sent(limits(at_us), reports, until)
         return self.found
 
-    def turned(self, now: float, held: Held, generation: int = 1) -> list[str]:
+    def turned(self, now: float, held: HeldPartition, generation: int = 1) -> list[str]:
         self.aligned.turned("w1", generation, now, [held])
         return self.found
 
@@ -36,13 +36,15 @@ def limits(at_us: int | None, generation: int = 1) -> m.HoldBack:
     return m.HoldBack(Generation(generation), {} if at_us is None else {"in": at_us}, 2.0)
 
 
-def report(place: tuple[str, int], offset: int, end: int, at_us: int | None, *, ended: bool = False) -> m.Progress:
+def report(
+    place: tuple[str, int], offset: int, end: int, at_us: int | None, *, ended: bool = False
+) -> m.WorkerProgress:
     at = SourcePosition(*place, offset, at_us)
-    return m.Progress(positions=(at,), ends=(SourcePosition(*place, end),), ended=(at,) if ended else ())
+    return m.WorkerProgress(positions=(at,), ends=(SourcePosition(*place, end),), ended=(at,) if ended else ())
 
 
-def held(*, unread: bool = True, quiet: bool = False, idle: bool = False) -> Held:
-    return Held(FAST, Watermark(500, quiet=quiet, idle=idle), unread)
+def held(*, unread: bool = True, quiet: bool = False, idle: bool = False) -> HeldPartition:
+    return HeldPartition(FAST, Watermark(500, quiet=quiet, idle=idle), unread)
 
 
 class TestTheLimitsOfADriver:
@@ -124,6 +126,6 @@ class TestAnEpochInMicrobatchMode:
 class TestStock:
     def test_counts_how_often_a_worker_waits_for_others(self, world: World) -> None:
         for held_by in (("event time",), ("memory", "event time"), ("memory",), ()):
-            progress = m.Progress(held_by=held_by)
+            progress = m.WorkerProgress(held_by=held_by)
             world.aligned.took_stock(m.Heartbeat(WorkerId("w1"), Generation(1), False, False, (), progress))
         assert world.aligned.waited == 2

@@ -73,12 +73,12 @@ class TestCheckModule:
             named(tmp_path / "other", "same_of_run:check")
 
     @pytest.mark.parametrize("text", ["1 / 0", "raise SystemExit(0)", "import no_such_module_here"])
-    def test_that_cannot_be_loaded_is_refused(self, tmp_path: Path, text: str) -> None:
+    def test_a_check_module_that_cannot_be_loaded_is_refused(self, tmp_path: Path, text: str) -> None:
         module(tmp_path / "jobs" / "raising_of_run.py", text)
         with pytest.raises(ConfigError, match="the check 'raising_of_run:check' cannot be loaded"):
             named(tmp_path, "raising_of_run:check")
 
-    def test_that_does_not_exist_is_refused_with_the_folders_that_were_searched(self, tmp_path: Path) -> None:
+    def test_a_missing_check_module_is_refused_with_the_searched_folders(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as caught:
             named(tmp_path, "nowhere_of_run:check")
         assert f"({tmp_path / 'jobs'}, {tmp_path / 'scenarios'})" in caught.value.next_step

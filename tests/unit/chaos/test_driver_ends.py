@@ -10,7 +10,7 @@ import pytest
 from holdfast.chaos.judge import driver_ends
 from holdfast.chaos.judge.driver_ends import Ended
 from holdfast.chaos.live.job import LiveJob
-from holdfast.chaos.live.journal import Journal
+from holdfast.chaos.live.journal import JournalWriter
 from holdfast.chaos.live.watch import Watch
 from holdfast.runtime.processes.host import unexpected
 
@@ -72,6 +72,8 @@ class TestWatched:
             body = {"kind": "GenerationStarted", "cause": cause}
             record = {"seq": number, "generation": number, "at": number, "body": body}
             (folder / f"{number:020}.json").write_text(json.dumps(record))
-        watch = Watch(LiveJob(tmp_path / "job.py", tmp_path, (), {}, "token"), Journal(tmp_path / "journal.jsonl"))
+        watch = Watch(
+            LiveJob(tmp_path / "job.py", tmp_path, (), {}, "token"), JournalWriter(tmp_path / "journal.jsonl")
+        )
         watch.end()
         assert watch.causes == ["started", "AssertionError: a gap at loop.py:9"]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from holdfast.chaos.sim.checks.clocks import LAST, NEVER, Clocks
-from holdfast.chaos.sim.checks.finishing import Finishing
+from holdfast.chaos.sim.checks.finishing import FinishRequests
 from holdfast.chaos.sim.jobs.arriving import ArrivingSource, batches_of
 from holdfast.chaos.sim.jobs.oracle import Input
 from holdfast.chaos.sim.jobs.workload import TIMED_SCHEMA, scenario
@@ -20,34 +20,36 @@ DELAY = 10
 
 
 @pytest.fixture
-def finishing() -> Finishing:
-    return Finishing(replace(scenario(0), partitions=INPUT, arrivals=ARRIVALS, united=False, appears=()))
+def finishing() -> FinishRequests:
+    return FinishRequests(replace(scenario(0), partitions=INPUT, arrivals=ARRIVALS, united=False, appears=()))
 
 
 class TestTheWholeInput:
-    def test_is_every_record_if_the_job_was_not_asked_to_finish(self, finishing: Finishing) -> None:
+    def test_is_every_record_if_the_job_was_not_asked_to_finish(self, finishing: FinishRequests) -> None:
         finishing.accepted("another run", 0.0)
         assert finishing.everything("this run", {0: 2}) == {0: 3, 1: 1}
 
-    def test_is_what_was_read_if_that_is_all_that_had_arrived_when_it_was_asked(self, finishing: Finishing) -> None:
+    def test_is_what_was_read_if_that_is_all_that_had_arrived_when_it_was_asked(
+        self, finishing: FinishRequests
+    ) -> None:
         assert finishing.accepted("run", 1.0) == {0: 2, 1: 0}
         assert finishing.everything("run", {0: 2, 1: 0}) == {0: 2, 1: 0}
 
-    def test_may_hold_records_that_arrived_later(self, finishing: Finishing) -> None:
+    def test_may_hold_records_that_arrived_later(self, finishing: FinishRequests) -> None:
         finishing.accepted("run", 1.0)
         assert finishing.everything("run", {0: 3, 1: 1}) == {0: 3, 1: 1}
 
-    def test_holds_what_had_arrived_even_if_it_was_not_read(self, finishing: Finishing) -> None:
+    def test_holds_what_had_arrived_even_if_it_was_not_read(self, finishing: FinishRequests) -> None:
         finishing.accepted("run", 1.0)
         assert finishing.everything("run", {0: 1}) == {0: 2, 1: 0}
 
-    def test_ends_no_later_because_the_request_is_repeated(self, finishing: Finishing) -> None:
+    def test_ends_no_later_because_the_request_is_repeated(self, finishing: FinishRequests) -> None:
         finishing.accepted("run", 1.0)
         finishing.accepted("run", 2.0)
         assert finishing.everything("run", {0: 2, 1: 0}) == {0: 2, 1: 0}
 
-    def test_lacks_a_partition_that_is_added_after_the_request(self, finishing: Finishing) -> None:
-        grown = Finishing(replace(finishing._scenario, appears=(0.0, 1.7)))
+    def test_lacks_a_partition_that_is_added_after_the_request(self, finishing: FinishRequests) -> None:
+        grown = FinishRequests(replace(finishing._scenario, appears=(0.0, 1.7)))
         assert grown.accepted("run", 1.5) == {0: 3}
         assert grown.everything("run", {0: 3}) == {0: 3}
         assert grown.everything("run", {0: 3, 1: 0}) == {0: 3, 1: 0}

@@ -17,7 +17,7 @@ from holdfast.chaos.live import ending as live_ending
 from holdfast.chaos.live.ending import let_end
 from holdfast.chaos.live.faults.scenario import parse
 from holdfast.chaos.live.job import LiveJob
-from holdfast.chaos.live.journal import Journal
+from holdfast.chaos.live.journal import JournalWriter
 from holdfast.chaos.live.running import _Run
 from holdfast.chaos.live.testbed import Testbed
 from holdfast.chaos.live.watch import Watch
@@ -35,7 +35,7 @@ class Job:
         self.live.driver = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, text=True)
         self.scenario = parse(RAW, "name", toxiproxy=False, checked_elsewhere=True)
         self.testbed = Testbed(self.scenario, folder)
-        self.journal = Journal(folder / "journal.jsonl")
+        self.journal = JournalWriter(folder / "journal.jsonl")
         self.running = _Run(self.scenario, (), folder / "job.py", folder, self.journal, print)
         self.running._job, self.running._watch = self.live, Watch(self.live, self.journal)
 

@@ -27,10 +27,10 @@ from holdfast.chaos.judge.records import Begin
 from holdfast.chaos.live.checks import resolve
 from holdfast.chaos.live.faults.nemesis import Planned
 from holdfast.chaos.live.faults.scenario import Observed, parse
-from holdfast.chaos.live.faults.strikes import Full, Kill, Stop, of_processes, seen
+from holdfast.chaos.live.faults.strikes import Full, ProcessKill, ProcessStop, of_processes, seen
 from holdfast.chaos.live.feeding import HELD_BACK, Feeder, share_fed
 from holdfast.chaos.live.job import LiveJob
-from holdfast.chaos.live.journal import Journal
+from holdfast.chaos.live.journal import JournalWriter
 from holdfast.chaos.live.loading import load, prepared
 from holdfast.chaos.live.observer import Observer
 from holdfast.chaos.live.owned import marks
@@ -54,16 +54,16 @@ def victim() -> Iterator[psutil.Process]:
 
 class TestStrikes:
     def test_a_kill_has_fired_when_the_process_has_ended(self, victim: psutil.Process) -> None:
-        kill = Kill(victim)
+        kill = ProcessKill(victim)
         assert kill.begin() and seen(lambda: kill.evidence() is not None)
         assert f"pid {victim.pid} gone" in (kill.evidence() or "")
 
     def test_a_process_without_a_supervisor_is_restarted_by_the_harness(self, victim: psutil.Process) -> None:
-        kill = Kill(victim, lambda: "started again")
+        kill = ProcessKill(victim, lambda: "started again")
         assert kill.begin() and kill.heal() == "started again"
 
     def test_a_stop_fires_when_the_process_is_stopped_and_heals_when_it_resumes(self, victim: psutil.Process) -> None:
-        stop = Stop(victim)
+        stop = ProcessStop(victim)
         assert stop.evidence() is None
         assert stop.begin() and seen(lambda: stop.evidence() is not None)
         stop.heal()
@@ -110,7 +110,9 @@ class TestStrikes:
     def test_a_process_that_had_already_ended_is_not_struck(self, victim: psutil.Process) -> None:
         victim.kill()
         os.waitpid(victim.pid, 0)
-        assert not Kill(victim).begin() and not Stop(victim).begin() and not Full([victim], BEATING).begin()
+        assert (
+            not ProcessKill(victim).begin() and not ProcessStop(victim).begin() and not Full([victim], BEATING).begin()
+        )
 
     def test_a_rank_selects_the_same_position_of_the_list(self, victim: psutil.Process) -> None:
         own = psutil.Process()
@@ -449,7 +451,7 @@ class TestRun:
 
     def test_a_fault_without_a_visible_effect_is_missed_when_its_time_is_over(self, tmp_path: Path) -> None:
         scenario = parse(tomllib.loads(FAILS_TO_PREPARE), "name", toxiproxy=False, checked_elsewhere=True)
-        journal, fault = Journal(tmp_path / "journal.jsonl"), Planned(1, 0, "worker-disk-full", 0, 0)
+        journal, fault = JournalWriter(tmp_path / "journal.jsonl"), Planned(1, 0, "worker-disk-full", 0, 0)
         running = _Run(scenario, (), Path(__file__), tmp_path, journal, print)
         running._armed = (fault, time.monotonic() - 1)
         running._strike()
@@ -458,7 +460,7 @@ class TestRun:
 
     def test_a_job_under_a_fault_without_a_visible_effect_is_not_stuck(self, tmp_path: Path) -> None:
         scenario = parse(tomllib.loads(FAILS_TO_PREPARE), "name", toxiproxy=False, checked_elsewhere=True)
-        journal, fault = Journal(tmp_path / "journal.jsonl"), Planned(1, 0, "worker-disk-full", 0, 0)
+        journal, fault = JournalWriter(tmp_path / "journal.jsonl"), Planned(1, 0, "worker-disk-full", 0, 0)
         running = _Run(scenario, (), Path(__file__), tmp_path, journal, print)
         running._calm_since, undone = time.monotonic() - 3_600, list[str]()
 
@@ -482,7 +484,7 @@ class TestRun:
 
     def test_a_check_that_exits_the_process_proves_nothing(self, tmp_path: Path) -> None:
         scenario = parse(tomllib.loads(FAILS_TO_PREPARE), "name", toxiproxy=False, checked_elsewhere=True)
-        journal = Journal(tmp_path / "journal.jsonl")
+        journal = JournalWriter(tmp_path / "journal.jsonl")
         running = _Run(scenario, (), Path(__file__), tmp_path, journal, print)
         running._job = LiveJob(Path(__file__), tmp_path, (), {}, "token")
         running._check([leaves])
@@ -493,7 +495,7 @@ class TestRun:
 
 class TestJournal:
     def test_lines_are_complete_and_in_order_as_soon_as_they_are_written(self, tmp_path: Path) -> None:
-        journal = Journal(tmp_path / "journal.jsonl")
+        journal = JournalWriter(tmp_path / "journal.jsonl")
         journal.write("begin", job="j")
         journal.write("sample", state="running")
         lines = [json.loads(line) for line in journal.path.read_text().splitlines()]

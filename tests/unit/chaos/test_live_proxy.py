@@ -20,7 +20,7 @@ from patience import WALL_S
 
 from holdfast.chaos.judge.kinds import KINDS
 from holdfast.chaos.live.faults.nemesis import Planned
-from holdfast.chaos.live.faults.proxy import SLICE, SLOWED_LEAST_MS, Cut, Toxiproxy, find_server, of_connections
+from holdfast.chaos.live.faults.proxy import SLICE, SLOWED_LEAST_MS, ProxyFault, Toxiproxy, find_server, of_connections
 from holdfast.chaos.live.faults.sockets import established
 from holdfast.chaos.live.faults.strikes import seen
 from holdfast.errors import ConfigError, Unavailable
@@ -56,11 +56,11 @@ class Pair:
                 except OSError:
                     return
 
-    def strike(self, kind: str, direction: str | None = "upstream", **attributes: int) -> Cut:
+    def strike(self, kind: str, direction: str | None = "upstream", **attributes: int) -> ProxyFault:
         self._pump.start()
         return self.find(kind, direction, **attributes)
 
-    def find(self, kind: str, direction: str | None, **attributes: int) -> Cut:
+    def find(self, kind: str, direction: str | None, **attributes: int) -> ProxyFault:
         own = psutil.Process(os.getpid())
         fault = Planned(1, 0, kind, 0, 0, direction, tuple(attributes.items()))
         found = of_connections(fault, KINDS[kind], self.server, [own], lambda pid: own if pid == own.pid else None)
@@ -196,7 +196,7 @@ class TestCut:
         ways = server.ways("data", lambda pid: own if pid == own.pid else None)
         [way] = [way for way in ways if way.listen == pair.address[1]]
         fault = Planned(1, 0, "data-blackhole", 0, 0, "upstream", (("timeout", 0),))
-        cut = Cut(fault, KINDS["data-blackhole"], replace(way, proxy=Busy(way.proxy, pair.near)), own)
+        cut = ProxyFault(fault, KINDS["data-blackhole"], replace(way, proxy=Busy(way.proxy, pair.near)), own)
         assert cut.begin() and cut.evidence() is None
         pair.near.sendall(b"x" * 64)
         assert seen(lambda: cut.evidence() is not None)
@@ -243,7 +243,7 @@ class TestCut:
             ways = {way.listen: way for way in server.ways("control", lambda pid: own if pid == own.pid else None)}
             fault = Planned(1, 0, "control-blackhole", 0, 0, "downstream", (("timeout", 0),))
             way, beside = ways[struck.address[1]], ways[other.address[1]]
-            cut = Cut(fault, KINDS["control-blackhole"], way, own, [beside])
+            cut = ProxyFault(fault, KINDS["control-blackhole"], way, own, [beside])
             assert cut.begin()
             before = received(way.upstream)
             other.far.sendall(b"x" * 64)
@@ -290,7 +290,7 @@ class TestCut:
         ways = server.ways("data", lambda pid: psutil.Process(pid))
         [way] = [way for way in ways if way.listen == pair.address[1]]
         fault = Planned(1, 0, "data-slow-close", 0, 0, "downstream", (("delay", 200),))
-        cut = Cut(fault, KINDS["data-slow-close"], way, worker)
+        cut = ProxyFault(fault, KINDS["data-slow-close"], way, worker)
         assert not cut.begin() and not cut.killed
         pair.close()
 

@@ -8,21 +8,21 @@ from typing import Any
 
 from holdfast.chaos.evidence.page import read
 from holdfast.chaos.judge.records import Sample
-from holdfast.chaos.judge.recoveries import Attempt, Recoveries
+from holdfast.chaos.judge.recoveries import Recoveries, RecoveryAttempt
 from holdfast.chaos.live.job import LiveJob
-from holdfast.chaos.live.journal import Journal
+from holdfast.chaos.live.journal import JournalWriter
 from holdfast.chaos.live.watch import Watch
 
 BROKE = "a data channel broke between live workers"
 S = 1_000_000
 
 
-def attempt(at_s: float, took_ms: int = 1_000, cause: str = BROKE, *, known: bool = True) -> Attempt:
+def attempt(at_s: float, took_ms: int = 1_000, cause: str = BROKE, *, known: bool = True) -> RecoveryAttempt:
     """Return an attempt noticed at this second and logged 100 ms later."""
-    return Attempt(cause, took_ms, at_s * S + 100_000, at_s * S if known else None)
+    return RecoveryAttempt(cause, took_ms, at_s * S + 100_000, at_s * S if known else None)
 
 
-def closed(*attempts: Attempt, epoch_at_s: float = 20.0) -> list[dict[str, Any]]:
+def closed(*attempts: RecoveryAttempt, epoch_at_s: float = 20.0) -> list[dict[str, Any]]:
     recoveries = Recoveries()
     recoveries.open.extend(attempts)
     recoveries.completed(7, epoch_at_s * S, 9_000)
@@ -81,7 +81,7 @@ class Job:
         self.folder, self.sequence = folder / "root" / "job", 0
         (self.folder / "log").mkdir(parents=True)
         self.live = LiveJob(folder / "job.py", folder, (), {}, "token")
-        self.journal = Journal(folder / "journal.jsonl")
+        self.journal = JournalWriter(folder / "journal.jsonl")
         self.watch = Watch(self.live, self.journal)
 
     def epoch(self, epoch: int, at_s: float) -> None:

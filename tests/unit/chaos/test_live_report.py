@@ -17,8 +17,8 @@ from holdfast.chaos.evidence.page import page, write
 from holdfast.chaos.evidence.report import percentile, struck, summarise, text_lines
 from holdfast.chaos.judge.records import (
     Begin,
-    Check,
-    End,
+    CheckRecord,
+    EndRecord,
     EpochDone,
     FaultNews,
     Journal,
@@ -35,8 +35,8 @@ from holdfast.runtime.cli.main import main
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 BEGIN = Begin(at_ms=0, job="job dir/job.py", seed=3, scenario="s.toml")
-HELD = End(at_ms=9_000, verdict="held")
-PASSED = Check(at_ms=8_000, name="totals", passed=True, lost=0)
+HELD = EndRecord(at_ms=9_000, verdict="held")
+PASSED = CheckRecord(at_ms=8_000, name="totals", passed=True, lost=0)
 
 
 def news(name: str, phase: Phase, at_ms: float = 1_000, fault: str = "worker-kill") -> FaultNews:
@@ -61,15 +61,15 @@ class TestVerdict:
         assert judge(journal_of(*FIRED, PASSED, HELD)) == ("held", [])
 
     def test_a_failed_check_is_a_violation_whatever_the_end_record_contains(self) -> None:
-        wrong = Check(at_ms=8_000, name="hours", passed=False, duplicated=3, detail="tail N1")
+        wrong = CheckRecord(at_ms=8_000, name="hours", passed=False, duplicated=3, detail="tail N1")
         assert judge(journal_of(*FIRED, wrong, HELD)) == ("violated", ["hours: 3 duplicated; tail N1"])
 
     def test_a_passed_check_that_counts_a_loss_is_a_violation(self) -> None:
-        wrong = Check(at_ms=8_000, name="mine", passed=True, lost=3)
+        wrong = CheckRecord(at_ms=8_000, name="mine", passed=True, lost=3)
         assert judge(journal_of(*FIRED, wrong, HELD)) == ("violated", ["mine: 3 lost"])
 
     def test_a_violation_that_only_the_end_record_reports_counts(self) -> None:
-        end = End(at_ms=9_000, verdict="violated", reason="the oracle disagrees")
+        end = EndRecord(at_ms=9_000, verdict="violated", reason="the oracle disagrees")
         assert judge(journal_of(*FIRED, PASSED, end)) == ("violated", ["the oracle disagrees"])
 
     def test_an_armed_fault_that_never_fired_proves_nothing(self) -> None:
@@ -95,7 +95,7 @@ class TestSummary:
         assert (faults["worker-kill"].healed, faults["worker-kill"].missed) == (1, 1)
 
     def test_a_quantity_that_no_check_counted_is_unknown_and_not_zero(self) -> None:
-        report = summarise(journal_of(PASSED, Check(at_ms=1, name="order", passed=True)))
+        report = summarise(journal_of(PASSED, CheckRecord(at_ms=1, name="order", passed=True)))
         assert (report.lost, report.duplicated, report.reordered) == (0, None, None)
         assert (report.recovery_ms.known, report.recovery_ms.p50, report.records_in) == (0, None, None)
 
@@ -211,8 +211,8 @@ class TestPage:
             FaultNews(at_ms=1, id=nasty, fault=nasty, phase="fired", target=nasty, plane=nasty, detail=nasty),
             Sample(at_ms=2, state=nasty),
             Recovery(at_ms=3, recovery_ms=1, cause=nasty),
-            Check(at_ms=4, name=nasty, invariant=nasty, passed=False, detail={"why": nasty}),
-            End(at_ms=5, verdict="violated", reason=nasty),
+            CheckRecord(at_ms=4, name=nasty, invariant=nasty, passed=False, detail={"why": nasty}),
+            EndRecord(at_ms=5, verdict="violated", reason=nasty),
         )
         marks = Marks.of(html)
         assert (marks.faults, marks.loads) == ([nasty], [])

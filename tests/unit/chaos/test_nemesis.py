@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from holdfast.chaos.judge.kinds import KINDS
 from holdfast.chaos.live.faults.nemesis import Planned, schedule
-from holdfast.chaos.live.faults.scenario import Scenario, parse
+from holdfast.chaos.live.faults.scenario import LiveScenario, parse
 from holdfast.errors import ConfigError
 
 ALL = dict.fromkeys(KINDS, 1)
 
 
-def scenario(faults: dict[str, Any], duration: str = "30m", every: str = "1s..5s") -> Scenario:
+def scenario(faults: dict[str, Any], duration: str = "30m", every: str = "1s..5s") -> LiveScenario:
     raw = {
         "duration": duration,
         "every": every,
@@ -30,7 +30,7 @@ def scenario(faults: dict[str, Any], duration: str = "30m", every: str = "1s..5s
     return parse(raw, "name", toxiproxy=True)
 
 
-def planned(scenario: Scenario, seed: int = 1) -> tuple[Planned, ...]:
+def planned(scenario: LiveScenario, seed: int = 1) -> tuple[Planned, ...]:
     return schedule(scenario, random.Random(seed).random)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from holdfast.chaos.live.faults.scenario import Scenario, parse
+from holdfast.chaos.live.faults.scenario import LiveScenario, parse
 from holdfast.chaos.live.faults.strikes import seen
 from holdfast.chaos.live.owned import JOB, SOURCE, end_all, living, marks
 from holdfast.chaos.live.testbed import Testbed
@@ -104,7 +104,7 @@ class TestGuard:
 
 def field_of(out: Path, **more: object) -> Testbed:
     raw = {"duration": "60s", "platform": "local[3]", "faults": {"worker-kill": 1}, **more}
-    scenario: Scenario = parse(raw, "name", toxiproxy=False, checked_elsewhere=True)
+    scenario: LiveScenario = parse(raw, "name", toxiproxy=False, checked_elsewhere=True)
     return Testbed(scenario, out)
 
 

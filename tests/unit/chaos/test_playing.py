@@ -65,7 +65,7 @@ class TestGarbage:
         assert all(thresholds != before[0] and frozen for thresholds, frozen in during) and len(during) == seeds
         assert (gc.get_threshold(), gc.get_freeze_count()) == before
 
-    def test_that_was_frozen_before_stays_so(self) -> None:
+    def test_objects_frozen_before_a_play_stay_frozen(self) -> None:
         gc.freeze()
         play_all(range(1), workers=1)
         assert gc.get_freeze_count() > 0

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.chaos.live.faults.proxy import VARIABLE, find_server
-from holdfast.chaos.live.faults.scenario import Scenario, parse
+from holdfast.chaos.live.faults.scenario import LiveScenario, parse
 from holdfast.chaos.live.loading import prepared
 from holdfast.chaos.live.testbed import Testbed
 from holdfast.errors import ConfigError
@@ -21,7 +21,7 @@ faults = { worker-kill = 1 }
 FEED = 'from = "a", to = "b", prepare'
 
 
-def scenario(drive: str, *lines: str) -> Scenario:
+def scenario(drive: str, *lines: str) -> LiveScenario:
     text = "\n".join([FAULTS, f"drive = {{ {drive} }}", *lines])
     return parse(tomllib.loads(text), "name", toxiproxy=False, checked_elsewhere=True)
 
@@ -29,13 +29,13 @@ def scenario(drive: str, *lines: str) -> Scenario:
 class TestProgramsOfTheDrive:
     @pytest.mark.parametrize("key", ["command", FEED])
     @pytest.mark.parametrize("program", ["no-such-program-here", "/tmp", "$NOWHERE/made"])
-    def test_that_do_not_exist_are_refused_before_anything_is_started(self, key: str, program: str) -> None:
+    def test_missing_programs_are_refused_before_anything_starts(self, key: str, program: str) -> None:
         with pytest.raises(ConfigError, match=r"there is no program .* for the source") as caught:
             prepared(scenario(f'{key} = ["{program}", "1"]'), Path(__file__))
         assert caught.value.not_done == "nothing was started"
 
     @pytest.mark.parametrize("program", ["{python}", "true", "{out}/made-by-prepare"])
-    def test_that_exist_or_may_be_created_are_accepted(self, program: str) -> None:
+    def test_programs_that_exist_or_may_be_created_are_accepted(self, program: str) -> None:
         assert prepared(scenario(f'{FEED} = ["{program}"]'), Path(__file__))[1] == []
 
     def test_are_searched_on_the_path_of_the_jobs_environment(self, tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ class TestProgramsOfTheDrive:
         with pytest.raises(ConfigError, match="'true'"):
             prepared(scenario('command = ["true"]', path), Path(__file__))
 
-    def test_that_cannot_be_executed_are_reported(self, tmp_path: Path) -> None:
+    def test_programs_that_cannot_be_executed_are_reported(self, tmp_path: Path) -> None:
         (tmp_path / "made").write_bytes(b"\\x00 is no program")
         (tmp_path / "made").chmod(0o755)
         testbed = Testbed(scenario(f'{FEED} = ["{tmp_path / "made"}"]'), tmp_path / "out")
@@ -56,7 +56,7 @@ class TestProgramsOfTheDrive:
         finally:
             testbed.close()
 
-    def test_that_cannot_be_executed_while_the_job_runs_end_the_run(self, tmp_path: Path) -> None:
+    def test_a_drive_program_that_cannot_be_executed_during_the_job_ends_the_run(self, tmp_path: Path) -> None:
         testbed = Testbed(scenario('command = ["/no/such/program"]'), tmp_path)
         try:
             testbed.job(Path(__file__))

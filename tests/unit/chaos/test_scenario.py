@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast.chaos.judge.kinds import KINDS
-from holdfast.chaos.live.faults.scenario import Feed, Observed, Scenario, Waits, parse
+from holdfast.chaos.live.faults.scenario import Feed, LiveScenario, Observed, Waits, parse
 from holdfast.chaos.live.loading import SCENARIOS
 from holdfast.errors import ConfigError
 
@@ -21,7 +21,7 @@ LEAST: dict[str, Any] = {
 }
 
 
-def parsed(*, toxiproxy: bool = True, checked_elsewhere: bool = False, **changed: Any) -> Scenario:
+def parsed(*, toxiproxy: bool = True, checked_elsewhere: bool = False, **changed: Any) -> LiveScenario:
     raw = {key: value for key, value in (LEAST | changed).items() if value is not None}
     return parse(raw, "name", toxiproxy=toxiproxy, checked_elsewhere=checked_elsewhere)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.chaos.judge.kinds import KINDS
-from holdfast.chaos.live.faults.scenario import Scenario, parse
+from holdfast.chaos.live.faults.scenario import LiveScenario, parse
 from holdfast.chaos.live.loading import SCENARIOS, prepared
 from holdfast.examples import flights_data
 
@@ -16,7 +16,7 @@ SHIPPED = sorted(path.stem for path in SCENARIOS.glob("*.toml"))
 JOB = Path(flights_data.__file__).with_name("flights.py")
 
 
-def shipped(name: str) -> Scenario:
+def shipped(name: str) -> LiveScenario:
     return parse(tomllib.loads((SCENARIOS / f"{name}.toml").read_text()), name, toxiproxy=True)
 
 

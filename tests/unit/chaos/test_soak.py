@@ -28,7 +28,7 @@ from holdfast.chaos.evidence.soak import LOG, LiveRuns, Soak, code_of_package, r
 from holdfast.chaos.evidence.soak_log import (
     FIRST_SEED,
     Batch,
-    Code,
+    CodeVersion,
     Failure,
     Lived,
     Simulated,
@@ -50,11 +50,11 @@ from holdfast.runtime.cli.main import main
 
 pytestmark = pytest.mark.thorough
 
-CODE = Code("0123456789ab", "0.1.0", "abc")
+CODE = CodeVersion("0123456789ab", "0.1.0", "abc")
 HOUR = 3_600.0
 
 
-def batch(recoveries: int, failures: int = 0, code: Code = CODE, first: int = FIRST_SEED) -> Simulated:
+def batch(recoveries: int, failures: int = 0, code: CodeVersion = CODE, first: int = FIRST_SEED) -> Simulated:
     failed = [Failure("I1 lost", f"holdfast chaos replay --seed {n}", n) for n in range(failures)]
     return Simulated("2026-11-21T00:00:00+00:00", 60.0, code, first, 100, recoveries, failed, {}, {})
 
@@ -123,7 +123,7 @@ class TestStatement:
         assert "again: holdfast chaos replay --seed 1" in "\n".join(lines)
 
     def test_versions_are_stated_separately_and_a_mixture_has_no_bound(self) -> None:
-        newer = Code("ffff", "0.2.0")
+        newer = CodeVersion("ffff", "0.2.0")
         stated = state(log_of(batch(10, 1), batch(20, code=newer)))
         assert [(each.code, each.recoveries, each.violations) for each in stated] == [(newer, 20, 0), (CODE, 10, 1)]
         last = statement_lines(stated)[-1]

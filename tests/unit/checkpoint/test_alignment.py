@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint.alignment import Alignment, Close, Effect, Idle, Pause, Resume, step
+from holdfast.checkpoint.alignment import Alignment, Close, Effect, NoBarrier, Pause, Resume, step
 from holdfast.model import Barrier, ChannelId, Epoch, Subtask
 
 LEFT = ChannelId(0, Subtask(0), Subtask(0))
@@ -24,7 +24,7 @@ SEVEN, EIGHT, NINE = barrier(7), barrier(8), barrier(9)
 
 def play(*arrivals: tuple[ChannelId, Barrier], channels: frozenset[ChannelId] = BOTH) -> list[Effect]:
     """Take the barriers after epoch 6; return all effects."""
-    state: Alignment = Idle(channels, Epoch(6))
+    state: Alignment = NoBarrier(channels, Epoch(6))
     effects: list[Effect] = []
     for channel, each in arrivals:
         state, now = step(state, channel, each)
@@ -95,7 +95,7 @@ class TestAnyOrder:
         channels = [ChannelId(0, Subtask(i), Subtask(0)) for i in range(width)]
         waiting = {channel: deque(range(1, epochs + 1)) for channel in channels}
         delivered = dict.fromkeys(channels, 0)
-        state: Alignment = Idle(frozenset(channels), Epoch(0))
+        state: Alignment = NoBarrier(frozenset(channels), Epoch(0))
         paused: set[ChannelId] = set()
         closed: list[int] = []
         while ready := [channel for channel in channels if waiting[channel] and channel not in paused]:

@@ -17,7 +17,7 @@ from holdfast.checkpoint.append import (
     Effect,
     InFlight,
     Lost,
-    Overtaken,
+    OvertakenDriver,
     Quiet,
     append,
     create_job,
@@ -167,14 +167,14 @@ class TestConflict:
         end = record(4, 1, "a", Finished(Epoch(1)), EPOCH_OF_A)
         after = fold(before, end)
         assert occupied(in_flight("b", before, start_of("b")), end) == (
-            Overtaken("b", after, Generation(2)),
+            OvertakenDriver("b", after, Generation(2)),
             [Lost(after, Generation(2))],
         )
 
     def test_the_second_of_two_simultaneous_starts_loses(self) -> None:
         after = folded(CREATION, START_OF_A, START_OF_B)
         assert occupied(in_flight("c", RUN_BY_A, start_of("c starts")), START_OF_B) == (
-            Overtaken("c", after, Generation(2)),
+            OvertakenDriver("c", after, Generation(2)),
             [Lost(after, Generation(2))],
         )
 
@@ -182,7 +182,7 @@ class TestConflict:
         """P6"""
         after = folded(CREATION, START_OF_A, START_OF_B)
         assert occupied(in_flight("a", RUN_BY_A, completion), START_OF_B) == (
-            Overtaken("a", after, Generation(1)),
+            OvertakenDriver("a", after, Generation(1)),
             [Lost(after, Generation(1))],
         )
 
@@ -335,7 +335,7 @@ class TestSeveralDrivers:
 
         # Every driver but the owner of the newest generation was notified once, or had ended its run before.
         for driver in world.drivers:
-            overtaken = isinstance(driver.state, Overtaken)
+            overtaken = isinstance(driver.state, OvertakenDriver)
             assert overtaken == (len(driver.lost) == 1)
             ended = isinstance(driver.state, Quiet) and (driver.state.job is None or driver.state.job.ended is not None)
             assert driver.owner == job.owner or overtaken or ended

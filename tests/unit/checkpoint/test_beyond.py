@@ -91,7 +91,7 @@ class TestTruncatedLog:
     def test_lacks_a_generation_that_the_last_status_names(self) -> None:
         assert paths(folded(*RECORDS[:4]), live=LastWord(Generation(2), Epoch(2))) == ["live.json"]
 
-    def test_that_was_continued_has_manifests_of_another_driver_in_its_generation(self) -> None:
+    def test_a_continued_truncated_log_has_another_drivers_manifests_in_its_generation(self) -> None:
         other = manifest(2, 103, "another")
         assert paths(folded(*RECORDS), *STORED, other) == [other]
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.checkpoint.catalogue import Catalogue, Retention, expirable, log_is_long
+from holdfast.checkpoint.catalogue import ObjectCatalogue, Retention, expirable, log_is_long
 from holdfast.checkpoint.joblog import (
     CheckpointCompleted,
     Completed,
@@ -70,8 +70,8 @@ def manifest(epoch: int, *paths: str) -> Manifest:
     return Manifest(UUID, GENERATION, Timeline(1), Epoch(epoch), Epoch(epoch - 1), 1, 16, (), state, (), (), ())
 
 
-def catalogue_of(*manifests: Manifest) -> Catalogue:
-    found = Catalogue()
+def catalogue_of(*manifests: Manifest) -> ObjectCatalogue:
+    found = ObjectCatalogue()
     for each in manifests:
         found.add(named_in(encode(each), manifest_ref(each.epoch)))
     return found

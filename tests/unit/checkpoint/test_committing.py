@@ -60,7 +60,7 @@ class TestGathering:
         parts = (part(0, log=staged("a")), part(1, log=staged("b")))
         assert gathered(parts, []) == parts
 
-    def test_of_no_output_names_none(self) -> None:
+    def test_gathering_parts_without_output_adds_nothing(self) -> None:
         assert gathered([part(0), part(1)], ["log"]) == (part(0), part(1))
 
     def test_adds_the_digests_of_writers_whose_rows_replace_none_of_each_others(self) -> None:

@@ -8,10 +8,10 @@ from holdfast.checkpoint.coordinator import (
     Coordinator,
     Decide,
     Deciding,
-    GivenUp,
+    EpochGivenUp,
     Idle,
     MustRecover,
-    Trigger,
+    SendBarrier,
     acked,
     appended,
     deadline_passed,
@@ -57,21 +57,21 @@ class TestTrigger:
         """P9"""
         state, effects = trigger(idle(), 5.0, last=False)
         assert state == Collecting(2, barrier(108), 0, 5.0, {})
-        assert effects == [Trigger(barrier(108))]
+        assert effects == [SendBarrier(barrier(108))]
 
     def test_the_last_barrier_is_marked_as_last(self) -> None:
-        assert trigger(idle(), 5.0, last=True)[1] == [Trigger(barrier(108, last=True))]
+        assert trigger(idle(), 5.0, last=True)[1] == [SendBarrier(barrier(108, last=True))]
 
     def test_the_epoch_after_a_completed_one_builds_on_it(self) -> None:
         state, _ = appended(deciding())
         assert isinstance(state, Idle)
-        assert trigger(state, 6.0, last=False)[1] == [Trigger(barrier(109, committed=108))]
+        assert trigger(state, 6.0, last=False)[1] == [SendBarrier(barrier(109, committed=108))]
 
     def test_the_epoch_after_one_given_up_builds_on_the_last_completed_epoch(self) -> None:
         """P8: from this, workers know that they must merge the other epoch forward."""
         state, _ = deadline_passed(collecting())
         assert isinstance(state, Idle)
-        assert trigger(state, 6.0, last=False)[1] == [Trigger(barrier(109, committed=BASE))]
+        assert trigger(state, 6.0, last=False)[1] == [SendBarrier(barrier(109, committed=BASE))]
 
 
 class TestAcks:
@@ -106,7 +106,7 @@ class TestAcks:
 class TestDeadline:
     def test_an_epoch_that_misses_it_is_given_up(self) -> None:
         state, _ = acked(collecting(), FIRST, part(0))
-        assert deadline_passed(state) == (Idle(2, BASE, Epoch(109), 1), [GivenUp(FIRST, (Subtask(1),))])
+        assert deadline_passed(state) == (Idle(2, BASE, Epoch(109), 1), [EpochGivenUp(FIRST, (Subtask(1),))])
 
     def test_an_epoch_whose_record_may_be_in_the_log_is_never_given_up(self) -> None:
         """P4"""
@@ -128,7 +128,7 @@ class TestGivingUpInARow:
             triggered += effects
             state, _ = deadline_passed(state)
         assert isinstance(state, Idle)
-        assert [e.barrier.epoch for e in triggered if isinstance(e, Trigger)] == list(range(108, 208))
+        assert [e.barrier.epoch for e in triggered if isinstance(e, SendBarrier)] == list(range(108, 208))
         assert trigger(state, 0.0, last=False) == (state, [MustRecover(EPOCHS_GIVEN_UP_MAX)])
 
     def test_a_completed_epoch_resets_the_count(self) -> None:

@@ -45,14 +45,14 @@ class Coordinated:
 
 def _effect(effect: c.Effect) -> str:
     match effect:
-        case c.Trigger(barrier):
+        case c.SendBarrier(barrier):
             last = ", the last" if barrier.last else ""
             return f"barrier of epoch {barrier.epoch}, committed through {barrier.committed_through}{last}"
         case c.Decide(barrier, _, parts):
             return f"decide epoch {barrier.epoch} of {len(parts)} parts"
         case c.Announce(epoch):
             return f"announce epoch {epoch}"
-        case c.GivenUp(epoch, missing):
+        case c.EpochGivenUp(epoch, missing):
             return f"epoch {epoch} is given up, missing {', '.join(map(str, missing))}"
         case c.MustRecover(given_up):
             return f"a recovery is due: {given_up} epochs given up"

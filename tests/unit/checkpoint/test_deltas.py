@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.checkpoint import deltas, joblog
-from holdfast.checkpoint.catalogue import Catalogue
+from holdfast.checkpoint.catalogue import ObjectCatalogue
 from holdfast.checkpoint.manifest import Manifest, base_of, objects
 from holdfast.checkpoint.repository import Repository
 from holdfast.errors import Damaged, Unavailable
@@ -143,7 +143,7 @@ class TestTheSweep:
         repository = Repository(store)
         refs = stored(repository, range(60, 63))
         assert is_delta(repository, refs[62]), "not vacuous"
-        catalogue, job = Catalogue(), self.job(refs, since=60)
+        catalogue, job = ObjectCatalogue(), self.job(refs, since=60)
         for named in repository.named_in([each.body.manifest for each in catalogue.unread(job)]):
             catalogue.add(named)
         expired = self.job(refs, since=62)

@@ -6,18 +6,18 @@ from functools import reduce
 import msgspec
 import pytest
 
-from holdfast.checkpoint.append import Appended, Create, Lost, Overtaken, Quiet, append, create_job, occupied
+from holdfast.checkpoint.append import Appended, Create, Lost, OvertakenDriver, Quiet, append, create_job, occupied
 from holdfast.checkpoint.audit import Audit, PartAudit, SinkStaged, SinkTotal, manifest_audit
 from holdfast.checkpoint.beyond import beyond
-from holdfast.checkpoint.catalogue import Catalogue
+from holdfast.checkpoint.catalogue import ObjectCatalogue
 from holdfast.checkpoint.forks import GENERATION, NewJob, copy_path, first_record, forked_manifest, objects_of
 from holdfast.checkpoint.joblog import (
     Body,
     CheckpointCompleted,
+    ForkOrigin,
     GenerationStarted,
     Job,
     JobCreated,
-    Origin,
     Record,
     Rewound,
     SavepointNamed,
@@ -52,7 +52,7 @@ from holdfast.model import (
 )
 
 NEW = NewJob("trial", JobUuid("2" * 32), "o" * 32, 1_700_000_000_000_000)
-ORIGIN = Origin("hot", JobUuid("1" * 32), Timeline(2), Epoch(57), {"out": {"kind": "Log", "path": "/out"}})
+ORIGIN = ForkOrigin("hot", JobUuid("1" * 32), Timeline(2), Epoch(57), {"out": {"kind": "Log", "path": "/out"}})
 
 
 def blob(path: str) -> ObjectRef:
@@ -173,26 +173,26 @@ class TestItsFirstRecord:
         with pytest.raises(Damaged, match="creates the job a second time"):
             folded(FIRST, STARTED, record(3, 1, FIRST.body))
 
-    def test_of_a_later_format_is_not_damage(self) -> None:
+    def test_a_first_record_of_a_later_format_is_not_damage(self) -> None:
         later = encode(msgspec.structs.replace(FIRST, v=6))
         with pytest.raises(ConfigError, match="has format 6"):
             decode(later, FIRST.path)
 
 
 class TestADriver:
-    def test_that_was_about_to_create_the_job_is_fenced(self) -> None:
+    def test_a_driver_about_to_create_the_job_is_fenced(self) -> None:
         """It has checked the code against no checkpoint."""
         state, [sent] = create_job(Quiet("driver", None), JobCreated("trial", 8), JobUuid("3" * 32), 1)
-        assert isinstance(sent, Create) and not isinstance(state, Quiet | Overtaken)
+        assert isinstance(sent, Create) and not isinstance(state, Quiet | OvertakenDriver)
         job = folded(FIRST)
-        assert occupied(state, FIRST) == (Overtaken("driver", job, Generation(0)), [Lost(job, Generation(0))])
+        assert occupied(state, FIRST) == (OvertakenDriver("driver", job, Generation(0)), [Lost(job, Generation(0))])
 
-    def test_that_starts_the_fork_continues_from_its_checkpoint(self) -> None:
+    def test_a_driver_that_starts_the_fork_continues_from_its_checkpoint(self) -> None:
         quiet = Quiet("driver", folded(FIRST))
         state, [sent] = append(
             quiet, lambda job: GenerationStarted(next_first_epoch(job), job.base_epoch, "here", "started"), 1
         )
-        assert isinstance(sent, Create) and not isinstance(state, Quiet | Overtaken)
+        assert isinstance(sent, Create) and not isinstance(state, Quiet | OvertakenDriver)
         assert (sent.record.generation, sent.record.v) == (1, 4)
         after, [appended] = occupied(state, sent.record)
         assert isinstance(appended, Appended) and isinstance(after, Quiet)
@@ -207,7 +207,7 @@ class TestItsCopies:
     def test_have_names_of_their_attempt_that_the_sweep_knows(self) -> None:
         path, other = copy_path(NEW, Epoch(57), 0), copy_path(NEW, Epoch(57), 1)
         assert re.fullmatch(rf"base/00000000/000000000057/{NEW.owner}-0\.segment", path) and path != other
-        catalogue = Catalogue()
+        catalogue = ObjectCatalogue()
         catalogue.add(named_in(encoded(FORK), REF))
         named, left = "copy/base/40", "manifests/00000000/000000000057-b.json"
         assert catalogue.garbage(folded(FIRST, STARTED), [named, path, left, REF.path]) == [path, left]

@@ -236,11 +236,11 @@ class TestNamedObjects:
         assert set(named_in(data, REF).paths) == {REF.path, *paths(msgspec.json.decode(data))}
 
     @pytest.mark.parametrize("data", [b"{", b"{}", b'{"v":1}', encode(header())[:-1]])
-    def test_of_unreadable_bytes_are_unknown_and_not_none(self, data: bytes) -> None:
+    def test_objects_named_in_an_unreadable_manifest_are_unknown_rather_than_none(self, data: bytes) -> None:
         with pytest.raises(Damaged, match="000000000007-a.json cannot be read"):
             named_in(data, REF)
 
-    def test_of_a_later_format_are_unknown_and_not_none(self) -> None:
+    def test_objects_named_in_a_manifest_of_a_later_format_are_unknown_rather_than_none(self) -> None:
         with pytest.raises(ConfigError, match="has format 9"):
             named_in(encode(header()).replace(b'"v":1', b'"v":9'), REF)
 

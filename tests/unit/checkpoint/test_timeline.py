@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from holdfast.checkpoint import append, joblog
-from holdfast.checkpoint.catalogue import Catalogue, Retention, expirable
+from holdfast.checkpoint.catalogue import ObjectCatalogue, Retention, expirable
 from holdfast.checkpoint.joblog import Body, CheckpointCompleted, Job, JobCreated, Record, Rewound, fold
 from holdfast.checkpoint.timeline import Rewind, lineage_of, timeline_of
 from holdfast.errors import Damaged
@@ -93,7 +93,7 @@ class TestRewound:
         flight, _ = append.append(quiet, lambda _job: body, 0)
         assert isinstance(flight, append.InFlight)
         after, effects = append.occupied(flight, rewound(7, 2, 2, 2, 105))
-        assert isinstance(after, append.Overtaken) and [type(each) for each in effects] == [append.Lost]
+        assert isinstance(after, append.OvertakenDriver) and [type(each) for each in effects] == [append.Lost]
 
     def test_one_of_two_simultaneous_rewinds_wins(self) -> None:
         flight, _ = append.append(
@@ -101,7 +101,7 @@ class TestRewound:
         )
         assert isinstance(flight, append.InFlight)
         after, _ = append.occupied(flight, rewound(7, 2, 2, 2, 105))
-        assert isinstance(after, append.Overtaken)
+        assert isinstance(after, append.OvertakenDriver)
 
     def test_a_log_start_folds_to_the_same_job(self) -> None:
         start = record(8, 2, 2, joblog.LogStart(BACK))
@@ -124,7 +124,7 @@ class TestRetention:
         assert epochs(after.retained) == [4, 106]
 
     def test_the_sweep_reads_abandoned_manifests_too(self) -> None:
-        assert epochs(tuple(Catalogue().unread(BACK))) == [1, 2, 3, 4]
+        assert epochs(tuple(ObjectCatalogue().unread(BACK))) == [1, 2, 3, 4]
 
 
 class TestLineage:

@@ -19,7 +19,7 @@ from holdfast.model import Epoch, Generation, Subtask, Timeline, WorkerId, Write
 from holdfast.runtime.driver import master
 from holdfast.runtime.driver.events import ManifestLoaded, Moment, RecordFound, TargetsRepaired
 from holdfast.runtime.driver.failover import end
-from holdfast.runtime.driver.requests import Answer, carry_out, left_undone, stop
+from holdfast.runtime.driver.requests import RequestAnswer, carry_out, left_undone, stop
 from holdfast.runtime.driver.state import (
     Deployed,
     Finishing,
@@ -35,7 +35,7 @@ ROUNDS_MAX = 60
 GOES_BACK = "the job is rewinding and will stop there; rewind it when it has stopped"
 
 
-def ask(run: Run, kind: str, args: Mapping[str, Any], first: int = 1) -> Answer | None:
+def ask(run: Run, kind: str, args: Mapping[str, Any], first: int = 1) -> RequestAnswer | None:
     """Ask for the generation that the log shows, as commands do."""
     generation = run.state.log.job.generation if run.state.log.job is not None else Generation(0)
     state, effects, answer = carry_out(run.state, kind, args, generation, Generation(first))
@@ -390,7 +390,7 @@ class TestEveryRequestAtEveryMomentWithEveryEnd:
                         assert done, f"{one}, {other}: {kind} {args} was accepted and forgotten; {outcome(run)}"
 
 
-def finished_by_an_older_driver(asked_after: int) -> tuple[Run, Answer | None]:
+def finished_by_an_older_driver(asked_after: int) -> tuple[Run, RequestAnswer | None]:
     """A driver whose start is in flight is asked for a savepoint, and finds that the job has finished.
 
     Args:
@@ -447,7 +447,7 @@ class TestForgottenRequests:
         run.append()
         assert ask(run, "savepoint", {"name": "s1"}, first=0) is None
         run.append()
-        assert ask(run, "savepoint", {"name": "s1"}) == Answer(True, Generation(1))
+        assert ask(run, "savepoint", {"name": "s1"}) == RequestAnswer(True, Generation(1))
 
     def test_a_rewind_to_a_checkpoint_whose_expiry_is_in_flight_is_refused(self) -> None:
         run = expiring()
@@ -462,7 +462,7 @@ class TestForgottenRequests:
 
     def test_a_run_to_fixed_ends_that_is_asked_to_finish_does_not_stop_instead(self) -> None:
         run = running(replace(RULES, until={"s": {0: 5, 1: 7, 2: 0}}))
-        assert ask(run, "stop", {"how": "finish"}) == Answer(True, Generation(1))
+        assert ask(run, "stop", {"how": "finish"}) == RequestAnswer(True, Generation(1))
         run.pass_time(0.0)
         for worker in list(run.state.workers):
             run.hear(run.heartbeat(worker, caught_up=True))

@@ -195,7 +195,7 @@ class TestAddedPartition:
             t.advance("3s")
             assert 4 in {at.partition for h in workers(t) for at in h.heartbeat.progress.positions}
 
-    def test_of_another_source_under_the_same_name_ends_the_run(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_added_partition_of_a_recreated_source_ends_the_run(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with TestDriver(hot()) as t:
             t.push("bids", [Bid(1)])
             t.checkpoint()
@@ -204,7 +204,7 @@ class TestAddedPartition:
             with pytest.raises(JobFailed, match="it was recreated"):
                 t.advance("30s")
 
-    def test_that_disappears_fails_the_run(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_partition_that_disappears_fails_the_run(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with TestDriver(hot()) as t:
             t.push("bids", [Bid(1)])
             t.checkpoint()

@@ -22,7 +22,7 @@ from holdfast.runtime.worker.fragment import FragmentRuntime
 from holdfast.sinks.memory.sink import MemorySink
 from holdfast.state.store import Identity, StateStore
 from holdfast.state.tables import records
-from holdfast.state.tables.table import Table
+from holdfast.state.tables.table import StateTable
 
 INT64_MAX, INT64_MIN = 2**63 - 1, -(2**63)
 
@@ -40,7 +40,7 @@ class Aggregating:
         self.schema, self.keys = plan.edges[0].schema, tuple(keys)
         self.state: StateStore | None = None
         self.operator, self.epoch = plan.operators[0].id, 0
-        self.table = Table(plan.operators[0].table, plan.key_groups)
+        self.table = StateTable(plan.operators[0].table, plan.key_groups)
         if segments is not None:
             identity = Identity(JobUuid("job"), Generation(1), Timeline(1), WorkerId("w"))
             tables, groups = [operator.table for operator in plan.operators], plan.key_groups

@@ -24,7 +24,7 @@ from holdfast.runtime.functions.registry import KINDS
 from holdfast.runtime.operators.aggregates.aggregate import Folding, value_columns
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.tables.kernels.layout import Do
-from holdfast.state.tables.table import Table, TableSpec
+from holdfast.state.tables.table import StateTable, TableSpec
 
 KEYS = 3
 KEY = KeyType(("k",), (pa.int64(),))
@@ -73,7 +73,7 @@ class Kept:
     """One aggregate in a table."""
 
     def __init__(self, of: BoundAggregation, schema: pa.Schema) -> None:
-        self.table = Table(TableSpec(1, "kept", KEY, value_columns([of])), 1)
+        self.table = StateTable(TableSpec(1, "kept", KEY, value_columns([of])), 1)
         self.folding, self.schema, self.of = Folding("kept", [of], self.table, "job"), schema, of
 
     def take(self, rows: list[Row]) -> None:
@@ -203,7 +203,7 @@ class TestCheckedSums:
 class TestSumsOfFloats:
     @pytest.mark.filterwarnings("error")
     @pytest.mark.parametrize("values", [[math.inf, -math.inf], [1e308, 1e308]])
-    def test_that_are_not_finite_are_results_without_a_warning(self, values: list[float]) -> None:
+    def test_sums_of_floats_that_are_not_finite_give_no_warning(self, values: list[float]) -> None:
         total = Adding("sum", pa.float64(), Do.ADD_FLOAT, counted=False)
         merged = total.combine({"sum": np.array(values)}, np.zeros(2, np.int64), 1)
         assert not math.isfinite(merged["sum"][0])

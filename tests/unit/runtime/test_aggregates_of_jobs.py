@@ -25,7 +25,7 @@ from holdfast.runtime.operators.aggregates.aggregate import Folding, value_colum
 from holdfast.runtime.plan.identity import describe_operators, differences
 from holdfast.sinks.memory.sink import MemorySink
 from holdfast.state.keys.batch import KeyType
-from holdfast.state.tables.table import Table, TableSpec
+from holdfast.state.tables.table import StateTable, TableSpec
 from holdfast.testing import TestDriver
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -274,7 +274,7 @@ class TestErrors:
         several = [("n", hf.count()), ("low", hf.min("v")), ("set", hf.distinct("v")), ("all", hf.collect("v", max=2))]
         bounds = [bound(name, each, schema, "a test") for name, each in several]
         key = KeyType(("k",), (pa.int64(),))
-        table = Table(TableSpec(1, "kept", key, value_columns(bounds)), 1)
+        table = StateTable(TableSpec(1, "kept", key, value_columns(bounds)), 1)
         folding = Folding("kept", bounds, table, "job")
         good = pa.RecordBatch.from_pydict({"k": [1, 2], "v": [5, 6]}, schema=schema)
         unfit = pa.RecordBatch.from_pydict({"k": [2, 1, 1], "v": [1, 2, 3]}, schema=schema)

@@ -367,7 +367,7 @@ class Writes:
     def deploy(self, generation: int) -> None:
         handle = SnapshotHandle(Subtask(0), (0, 128), (), Epoch(0), ())
         number = Generation(generation)
-        given = JobUuid("j"), number, Timeline(1), Epoch(1), Epoch(0), m.Active(Subtask(0)), (), handle, (), (), ()
+        given = JobUuid("j"), number, Timeline(1), Epoch(1), Epoch(0), m.ActiveRole(Subtask(0)), (), handle, (), (), ()
         self.writes.deploy(m.Deploy(*given))
 
     def say(self, count: int) -> None:

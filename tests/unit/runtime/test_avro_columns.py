@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 import holdfast as hf
 from holdfast.errors import ConfigError
 from holdfast.runtime.rows.schema import data_schema_of
-from holdfast.runtime.sources.kafka.avro_columns import AvroColumns, Misfit, check_columns
+from holdfast.runtime.sources.kafka.avro_columns import AvroColumns, AvroMisfit, check_columns
 from holdfast.sinks.kafka.avro import AvroRows
 from holdfast.sinks.kafka.avro_schema import NoForm, derived
 from holdfast.storage.kafka.avro import parsed
@@ -125,13 +125,13 @@ class TestValues:
     def test_have_the_type_of_their_column(self, kind: pa.DataType, schema: Any, value: Any, column: Any) -> None:
         assert x_of(kind, schema, value) == column
 
-    def test_of_a_uuid_of_bytes_are_text(self) -> None:
+    def test_avro_uuids_stored_as_bytes_are_text(self) -> None:
         schema = {"type": "fixed", "name": "U", "size": 16, "logicalType": "uuid"}
         known = uuid.UUID(int=2**100 + 7)
         [row], _ = decode(decoder(record(x=schema), pa.field("x", pa.utf8())), [known.bytes])
         assert row == {"x": str(known)}
 
-    def test_that_are_nan_are_not_null(self) -> None:
+    def test_avro_nan_values_are_not_null(self) -> None:
         schema = record(x=["null", "double"])
         rows, _ = decode(
             decoder(schema, pa.field("x", pa.float64())),
@@ -148,30 +148,30 @@ class TestValues:
             (pa.decimal128(4, 2), MONEY, Decimal("1234.50"), "column 'x'"),
         ],
     )
-    def test_that_do_not_fit_their_column_are_refused(
+    def test_avro_values_that_do_not_fit_their_column_are_refused(
         self, kind: pa.DataType, schema: Any, value: Any, why: str
     ) -> None:
         assert why in str(x_of(kind, schema, value))
 
 
 class TestFields:
-    def test_that_are_no_columns_are_ignored_also_if_they_are_not_text(self) -> None:
+    def test_avro_fields_without_a_column_are_ignored_even_if_they_are_not_text(self) -> None:
         schema = record(a="string", b=["null", "int", "string"], c={"type": "map", "values": "boolean"}, n="int")
         found = decoder(schema, pa.field("n", pa.int64()))
         values = [written(schema, {"a": "a", "b": each, "c": {"k": True}, "n": 7}) for each in (None, 1, "text")]
         assert decode(found, values) == ([{"n": 7}] * 3, {})
         assert decode(found, [values[0].replace(b"\x02a", b"\x02\xff", 1)]) == ([{"n": 7}], {})
 
-    def test_that_a_schema_lacks_have_their_default_or_are_null(self) -> None:
+    def test_avro_fields_absent_from_the_schema_have_their_default_or_are_null(self) -> None:
         schema = record(n="int")
         found = decoder(
             schema, pa.field("at", UTC_TIME, False), pa.field("n", pa.int64()), pa.field("t", pa.utf8()), at=AT
         )
         assert decode(found, [written(schema, {"n": 7})]) == ([{"at": AT, "n": 7, "t": None}], {})
-        with pytest.raises(Misfit, match="no field 'at', which may not be null and has no default"):
+        with pytest.raises(AvroMisfit, match="no field 'at', which may not be null and has no default"):
             decoder(schema, pa.field("at", UTC_TIME, False))
 
-    def test_that_are_null_where_the_column_allows_none_refuse_the_record(self) -> None:
+    def test_a_null_avro_field_of_a_required_column_refuses_the_record(self) -> None:
         schema = record(n=["null", "int"], t="string")
         found = decoder(schema, pa.field("n", pa.int64(), False), pa.field("t", pa.utf8(), False))
         values = [written(schema, {"n": n, "t": "a"}) for n in (1, None, 2)]
@@ -203,11 +203,11 @@ class TestMisfits:
         ],
     )
     def test_name_field_and_types(self, kind: pa.DataType, schema: Any, why: str) -> None:
-        with pytest.raises(Misfit, match=why):
+        with pytest.raises(AvroMisfit, match=why):
             decoder(record(x=schema), pa.field("x", kind))
 
     def test_are_schemas_without_fields(self) -> None:
-        with pytest.raises(Misfit, match="it is long"):
+        with pytest.raises(AvroMisfit, match="it is long"):
             decoder("long", pa.field("x", pa.int64()))
 
     @pytest.mark.parametrize("kind", [pa.time64("ns"), pa.timestamp("us"), pa.duration("s"), pa.list_(pa.time64("ns"))])
@@ -278,7 +278,7 @@ class TestDamage:
         assert rows == [row] and list(why) == list(range(len(value) + 1))
 
     @given(ROWS, st.data())
-    def test_of_a_value_changes_no_other_row(self, row: dict[str, Any], data: st.DataObject) -> None:
+    def test_damage_to_one_value_changes_no_other_row(self, row: dict[str, Any], data: st.DataObject) -> None:
         value = bytearray(written(WHOLE, row))
         at = data.draw(st.integers(0, len(value) - 1))
         value[at] ^= data.draw(st.integers(1, 255))
@@ -358,7 +358,9 @@ TABLE_ROWS = st.fixed_dictionaries(
 
 class TestRows:
     @given(st.lists(TABLE_ROWS, max_size=4))
-    def test_that_a_sink_writes_are_those_that_the_library_and_a_source_read(self, rows: list[dict[str, Any]]) -> None:
+    def test_rows_written_by_an_avro_sink_are_read_back_by_the_library_and_a_source(
+        self, rows: list[dict[str, Any]]
+    ) -> None:
         listed = [{**row, "map": None if row["map"] is None else list(row["map"].items())} for row in rows]
         batch = pa.RecordBatch.from_pylist(listed, TABLE)
         avsc = derived(TABLE, "Row")
@@ -368,7 +370,7 @@ class TestRows:
         found, why = decode(AvroColumns(parsed(avsc), TABLE, {}), values)
         assert found == listed and not why
 
-    def test_of_a_slice_are_its_rows(self) -> None:
+    def test_the_avro_values_of_a_sliced_batch_are_those_of_its_rows(self) -> None:
         rows = [{"l": [n], "m": [("k", n)], "s": {"n": n}, "d": float(n)} for n in range(4)]
         kinds = {"l": pa.list_(pa.int64()), "m": pa.map_(pa.utf8(), pa.int64()), "s": pa.struct([("n", pa.int64())])}
         schema = pa.schema([*kinds.items(), ("d", pa.float64())])
@@ -421,7 +423,9 @@ class TestRows:
             ({"type": "map"}, pa.field("x", pa.int64(), False), "lacks 'values'"),
         ],
     )
-    def test_that_do_not_fit_a_schema_are_refused_when_planned(self, schema: Any, column: pa.Field, why: str) -> None:
+    def test_rows_that_do_not_fit_an_avro_schema_are_refused_at_planning(
+        self, schema: Any, column: pa.Field, why: str
+    ) -> None:
         with pytest.raises(ConfigError, match=why):
             AvroRows(json.dumps(schema)).check("topic", pa.schema([column]), ())
 
@@ -433,7 +437,7 @@ class TestRows:
             ({**CENTS, "size": 5, "precision": 11}, pa.decimal128(11, 2), Decimal(10**9 - 1), None),
         ],
     )
-    def test_that_have_no_form_are_refused_before_they_are_staged(
+    def test_rows_that_cannot_be_encoded_are_refused_before_staging(
         self, schema: Any, kind: pa.DataType, value: Any, why: str | None
     ) -> None:
         rows = AvroRows(json.dumps(record(x=["null", schema])))

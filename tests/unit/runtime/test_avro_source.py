@@ -74,7 +74,9 @@ def rows(batch: pa.RecordBatch) -> list[tuple[Any, ...]]:
 
 
 class TestValues:
-    def test_of_several_schemas_keep_their_order_and_have_the_columns_of_the_job(self, server: RegistryServer) -> None:
+    def test_avro_values_of_several_schemas_keep_their_order_and_have_the_jobs_columns(
+        self, server: RegistryServer
+    ) -> None:
         old, new = server.add("bids-value", OLD), server.add("bids-value", NEW)
         values = [
             encoded(NEW, new, channel="web", price=2.5, bidder="b", auction=2**40),
@@ -103,12 +105,12 @@ class TestValues:
             found.decode([encoded(OLD, old, auction=1, price=0.5)])
         assert server.asked == [f"GET /schemas/ids/{old}"]
 
-    def test_of_one_schema_need_no_registry_and_have_no_header(self) -> None:
+    def test_avro_values_of_one_schema_need_no_registry_and_have_no_header(self) -> None:
         found = source(hf.Avro(Bid, avsc=json.dumps(OLD)))
         batch, refused = found.coded.opened(found.values).decode([encoded(OLD, auction=7, price=0.5), b"\x0e"])
         assert rows(batch) == [(7, 0.5, None)] and list(refused) == [1]
 
-    def test_that_are_all_refused_or_none_give_no_rows(self, server: RegistryServer) -> None:
+    def test_an_empty_or_fully_refused_batch_gives_no_rows(self, server: RegistryServer) -> None:
         for values in ([], [None, b"x"]):
             batch, refused = values_of(server).decode(values)
             assert batch.num_rows == 0 and batch.schema.names == ["auction", "price", "at", "channel"]
@@ -126,7 +128,7 @@ class TestValues:
 
 
 class TestRegistry:
-    def test_that_is_away_decodes_what_is_known_and_makes_the_rest_wait(
+    def test_known_schemas_decode_while_the_registry_is_unreachable_and_other_values_wait(
         self, server: RegistryServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(registry, "AWAY_S", 0.0)
@@ -142,7 +144,7 @@ class TestRegistry:
         server.start()
         assert rows(found.decode([first, second])[0]) == [(1, 0.5, None), (3, 3.5, None)]
 
-    def test_that_does_not_know_an_id_is_asked_again_before_the_job_ends(
+    def test_a_registry_without_the_schema_id_is_asked_again_before_the_job_ends(
         self, server: RegistryServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         found, value = values_of(server), encoded(OLD, 1, auction=1, price=0.5)
@@ -220,7 +222,7 @@ class TestPlan:
         assert source(hf.Avro(Bid, registry=REGISTRY)).row_type is Bid
         assert found.traits.partitioned_by == ("auction",) and repr(hf.Avro(Bid, registry=REGISTRY)) == "Avro(Bid)"
 
-    def test_of_a_sink_has_the_schema_of_its_columns(self) -> None:
+    def test_the_plan_of_an_avro_sink_has_the_schema_of_its_columns(self) -> None:
         found = hf.Kafka(HOST, "my.bids", hf.Avro(Bid, registry=REGISTRY)).sink()
         assert isinstance(found, KafkaSink)
         assert found.enrolled is not None and found.enrolled.subject == "my.bids-value"
@@ -265,7 +267,7 @@ class TestPlan:
             make()
         assert "hush" not in str(caught.value)
 
-    def test_of_a_job_is_tested_without_broker_and_registry(self) -> None:
+    def test_an_avro_job_is_tested_without_broker_and_registry(self) -> None:
         app = hf.App("bids")
         bids = app.source("bids", hf.Kafka(HOST, "bids", hf.Avro(Bid, registry=REGISTRY)), event_time="at")
         hot = bids.key_by("auction").agg("hot", bids=hf.count())

@@ -17,7 +17,7 @@ from holdfast.errors import JobFailed
 from holdfast.model import Epoch
 from holdfast.runtime.worker.fragment import FragmentRuntime
 from holdfast.sinks.memory.sink import MemorySink
-from holdfast.state.tables.table import Table
+from holdfast.state.tables.table import StateTable
 
 SCHEMA = pa.schema(
     [
@@ -79,13 +79,13 @@ class TestEngine:
         FragmentRuntime(app.plan().fragments[0], {}, lambda edge, batch: None, write).on_batch(batch_of(rows))
         return out
 
-    def test_of_a_chain_is_the_one_in_memory(self) -> None:
+    def test_the_engine_of_a_chain_is_the_in_memory_one(self) -> None:
         (batch,) = self.run(
             lambda t: t.filter(pl.col("v") > 1).with_columns(v=pl.col("v") * 2), [(1, 1, ""), (1, 2, "")]
         )
         assert batch.column("v").to_pylist() == [4]
 
-    def test_that_looks_for_the_step_that_fails_is_the_same(self) -> None:
+    def test_the_search_for_the_failing_step_uses_the_same_engine(self) -> None:
         with pytest.raises(JobFailed, match="cannot be computed"):
             self.run(lambda t: t.filter(pl.col("v") > 0).with_columns(v=pl.col("s").cast(pl.Int64)), [(1, 1, "a")])
 
@@ -120,7 +120,7 @@ class TestChains:
         app_rows = kept.with_columns(t="s").select("k", "s", "v")
         through(chain_for_keys(chain), app_rows).sink("out", MemorySink(key=["k", "s"]))
         plan = app.plan()
-        table = Table(plan.operators[0].table, plan.key_groups)
+        table = StateTable(plan.operators[0].table, plan.key_groups)
         held: dict[tuple[Any, ...], dict[str, Any]] = {}
 
         def write(sink: str, batch: pa.RecordBatch) -> None:

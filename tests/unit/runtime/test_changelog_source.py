@@ -95,7 +95,7 @@ class TestStream:
 
 
 class TestRedrive:
-    def test_of_a_record_into_a_changelog_is_refused(self, log: Path) -> None:
+    def test_a_redrive_into_a_changelog_is_refused(self, log: Path) -> None:
         dead = MemoryObjects()
         create_log(dead, DEAD_LETTERS, partitions=1)
         with pytest.raises(hf.ConfigError, match="a redriven record would be the newest of its key") as refused:

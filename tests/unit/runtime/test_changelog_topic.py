@@ -44,10 +44,10 @@ from holdfast.runtime.plan.topic import outputs_of
 from holdfast.runtime.rows.schema import schema_of
 from holdfast.runtime.testing.cluster import HEARTBEAT_S, Cluster
 from holdfast.runtime.worker.local.home import Home
-from holdfast.runtime.worker.local.kept import Kept
+from holdfast.runtime.worker.local.kept import LocalCopies
 from holdfast.runtime.worker.local.opened import LocalFolders, LocalState
 from holdfast.runtime.worker.loop import Limits, WorkerLoop
-from holdfast.runtime.worker.target import Target
+from holdfast.runtime.worker.target import StateTarget
 from holdfast.sinks.contract.changelogs import ROOT, Changelog, OpenChangelog
 from holdfast.sinks.contract.owners import Claim
 from holdfast.sinks.contract.sink import Sink
@@ -687,13 +687,13 @@ class TestCopies:
         self, tmp_path: Path, retained: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         home, found = Home(tmp_path / "local", "machine", "boot"), list[tuple[int, int]]()
-        from_image = Kept._from_image
+        from_image = LocalCopies._from_image
 
-        def noted(kept: Kept[Any, Any], image: Any, target: Target, *rest: Any) -> StateStore:
+        def noted(kept: LocalCopies[Any, Any], image: Any, target: StateTarget, *rest: Any) -> StateStore:
             found.append((image.head.cut.epoch, target.base_epoch))
             return from_image(kept, image, target, *rest)
 
-        monkeypatch.setattr(Kept, "_from_image", noted)
+        monkeypatch.setattr(LocalCopies, "_from_image", noted)
         monkeypatch.setattr("holdfast.runtime.worker.local.images.unfit", lambda folder: "")
         job = Job(tmp_path, CONTINUOUS, retained=retained, local=lambda: LocalFolders(home))
         job.cluster.limits = Limits(image_from=1)
@@ -814,7 +814,9 @@ class TestReports:
         root = replace(job.plan, changelog=ROOT)
         assert describe(root)["changelog"] == {"kind": "root"} and "changelog" not in render(root)
 
-    def test_of_verify_find_damage_in_the_topic(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_verify_reports_damage_in_the_changelog_topic(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         job = Job(tmp_path, CONTINUOUS)
         job.run(20, 20)
         job.settle()

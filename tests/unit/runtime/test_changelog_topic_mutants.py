@@ -26,7 +26,7 @@ def before_the_commit(right: Right) -> Right:
     def output_sealed(state: protocol.Worker, epoch: int, sealed: protocol.Sealed) -> Any:
         state, effects = right(state, epoch, sealed)
         early = [
-            protocol.Deliver(Pending(Writer(CHANGELOG, state.subtask), Tag(state.timeline, each.epoch), staged))
+            protocol.QueueOutput(Pending(Writer(CHANGELOG, state.subtask), Tag(state.timeline, each.epoch), staged))
             for each in effects
             if isinstance(each, protocol.SendAck)
             for sink, staged in each.staged.items()

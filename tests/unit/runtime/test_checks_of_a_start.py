@@ -72,10 +72,10 @@ REWOUND = replace(JOB, rewinds=(Rewind(Timeline(2), Epoch(1), Epoch(9), 0),), ti
 class Records:
     """What the repository of a job says."""
 
-    def __init__(self, manifest: Manifest = BEFORE, *origins: joblog.Origin) -> None:
+    def __init__(self, manifest: Manifest = BEFORE, *origins: joblog.ForkOrigin) -> None:
         self._manifest, self._origins = manifest, origins
 
-    def origins(self) -> tuple[joblog.Origin, ...]:
+    def origins(self) -> tuple[joblog.ForkOrigin, ...]:
         return self._origins
 
     def records(self) -> tuple[joblog.Record, ...]:
@@ -119,7 +119,7 @@ def changed(**fields: Any) -> Manifest:
 def forked(folder: Path) -> Facts:
     known = continued(facts(folder))
     there = {"out": {"kind": "SQLite", **known.outputs[0].sink.traits.place}}
-    origin = joblog.Origin("first", JobUuid("first"), Timeline(1), Epoch(1), there)
+    origin = joblog.ForkOrigin("first", JobUuid("first"), Timeline(1), Epoch(1), there)
     vars(known.folder).update(repository=Records(BEFORE, origin))
     return known
 
@@ -236,7 +236,7 @@ class TestChecks:
         for stage in STAGES:
             ordered.pass_all(stage, known)
 
-    def test_of_settings_show_a_plan_whose_places_only_a_run_refuses(self, tmp_path: Path) -> None:
+    def test_settings_checks_show_a_plan_with_locations_that_only_a_run_refuses(self, tmp_path: Path) -> None:
         ordered.pass_all(ordered.OF_SETTINGS, CASES["private_memory"](tmp_path))
 
 

@@ -38,7 +38,7 @@ def handed(run: Run, *numbers: int) -> Send:
 
 
 class TestCommittedOutput:
-    def test_of_all_writers_is_handed_to_the_committer_at_the_commit(self) -> None:
+    def test_committed_output_of_all_writers_is_handed_to_the_committer_at_the_commit(self) -> None:
         run = running(ONCE)
         assert handed(run, 1) in epoch(run, 1)
         assert run.manifests[-1].pending == (whole(1),)
@@ -66,7 +66,7 @@ class TestCommittedOutput:
         run.beat(A, delivered=1)
         assert epochs.hand_over(run.state) == [handed(run, *range(2, most + 2))]
 
-    def test_of_an_earlier_generation_is_in_the_deployment(self) -> None:
+    def test_committed_output_of_an_earlier_generation_is_in_the_deployment(self) -> None:
         run = running(ONCE)
         epoch(run, 1)
         run.lose(A)
@@ -75,7 +75,7 @@ class TestCommittedOutput:
         assert isinstance(deploy, m.Deploy) and deploy.subtask == Subtask(0) and deploy.pending == (whole(1),)
         assert epochs.hand_over(run.state) == []
 
-    def test_of_other_sinks_is_not_handed_over(self) -> None:
+    def test_output_of_sinks_without_a_committer_is_not_handed_over(self) -> None:
         run = running(RULES)
         completed(run, staged={"out": staged("a")})
         assert epochs.hand_over(run.state) == []

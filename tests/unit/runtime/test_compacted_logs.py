@@ -161,10 +161,10 @@ class TestRewind:
             made.cluster.pass_time(4.0)
         return made
 
-    def test_of_records_that_all_exist_is_possible(self, job: Job) -> None:
+    def test_a_rewind_over_records_that_all_exist_is_possible(self, job: Job) -> None:
         assert missing_records(Repository(job.store), job.log(), self.first(job), job.plan) is None
 
-    def test_of_records_that_were_compacted_is_refused(self, job: Job) -> None:
+    def test_a_rewind_over_compacted_records_is_refused(self, job: Job) -> None:
         job.compact()
         reason = missing_records(Repository(job.store), job.log(), self.first(job), job.plan)
         assert reason is not None and "no longer exist" in reason
@@ -176,14 +176,14 @@ class TestRewind:
         with pytest.raises(ConfigError, match="no longer exist"):
             check(shown, ())
 
-    def test_that_would_undo_compacted_output_is_refused(self, job: Job) -> None:
+    def test_a_rewind_that_would_undo_compacted_output_is_refused(self, job: Job) -> None:
         job.compact("copy")
         base = next(each for each in job.log().completed if each.body.epoch == self.first(job))
         shown = plan_of(Repository(job.store), job.log(), base, job.plan, stop=False, clock=job.cluster.clock)
         verdicts = {sink["name"]: sink["verdict"] for sink in shown["sinks"]}
         assert verdicts["copy"] == "impossible" and verdicts["all"] == "overwrite"
 
-    def test_that_rereads_nothing_is_possible(self, job: Job) -> None:
+    def test_a_rewind_that_rereads_nothing_is_possible(self, job: Job) -> None:
         job.compact()
         assert missing_records(Repository(job.store), job.log(), job.log().base_epoch, job.plan) is None
 
@@ -193,7 +193,7 @@ class TestRewind:
 
 
 class TestRedrive:
-    def test_of_a_compacted_record_is_refused_and_uses_no_other_record(self) -> None:
+    def test_a_redrive_of_a_compacted_record_is_refused_and_uses_no_other_record(self) -> None:
         dead, log = MemoryObjects(), MemoryObjects()
         create_log(log, SCHEMA, partitions=1, key=["word"])
         LogWriter(log).append({0: pa.Table.from_pylist([{"n": n, "word": "a"} for n in (1, 2)], SCHEMA)})
@@ -235,7 +235,7 @@ class TestArrived:
 
 
 class TestAudit:
-    def test_of_compacted_rows_reports_them_as_not_provable(self, tmp_path: Path) -> None:
+    def test_an_audit_reports_compacted_rows_as_not_provable(self, tmp_path: Path) -> None:
         job = Job(tmp_path)
         job.cluster.begin()
         job.say(40)

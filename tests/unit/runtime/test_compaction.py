@@ -21,12 +21,12 @@ from holdfast.model import (
     WorkerId,
 )
 from holdfast.runtime.plan.model import Plan
-from holdfast.runtime.wire.messages import Active, Deploy
+from holdfast.runtime.wire.messages import ActiveRole, Deploy
 from holdfast.runtime.worker.compaction import CompactJob, reading, restore
 from holdfast.state.changelog import SegmentHeader, seal
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.store import Identity, StateStore
-from holdfast.state.tables.delta import Delta
+from holdfast.state.tables.delta import OperatorDelta
 from holdfast.state.tables.spec import ColumnSpec, TableSpec
 from holdfast.storage.objects import MemoryObjects
 
@@ -47,7 +47,7 @@ class Stored:
         number, before = Epoch(epoch), Epoch(epoch - 1)
         keys = KEY.from_ints(np.array(list(written), dtype=np.int64))
         puts = np.array(list(written.values()), dtype=bool)
-        delta = Delta(number, before, 1, GROUPS, keys, puts, {"n": np.full(len(written), epoch)})
+        delta = OperatorDelta(number, before, 1, GROUPS, keys, puts, {"n": np.full(len(written), epoch)})
         data = seal(SegmentHeader(JOB, Generation(1), Timeline(1), number, before, WorkerId("w")), [delta])
         path = f"segments/{epoch}"
         self.objects.put(path, data)
@@ -57,7 +57,7 @@ class Stored:
         files, at = ((), NO_EPOCH) if base is None else ((base.object,), base.epoch)
         handle = SnapshotHandle(Subtask(0), WHOLE, files, at, segments)
         return Deploy(
-            JOB, Generation(1), Timeline(1), Epoch(101), Epoch(epoch), Active(Subtask(0)), (), handle, (), (), ()
+            JOB, Generation(1), Timeline(1), Epoch(101), Epoch(epoch), ActiveRole(Subtask(0)), (), handle, (), (), ()
         )
 
     def base(self, epoch: int) -> SegmentRef:

@@ -91,7 +91,7 @@ class TestWorkerReportedByItsCompanion:
         assert run.state.failures[0].error.what == "stream closed"
         assert all(each.code != "slow_function" for each in explain.findings(shown(run)))
 
-    def test_that_was_dismissed_changes_nothing(self) -> None:
+    def test_a_companion_report_on_a_dismissed_worker_changes_nothing(self) -> None:
         run = running()
         run.lose(A)
         before = run.state
@@ -122,7 +122,7 @@ class TestAWorkerThatEnds:
         run.lose(A, "worker a closed its stream")
         assert run.state.failures[0].error.what == "worker a closed its stream"
 
-    def test_that_reported_its_own_cause_keeps_that_cause(self) -> None:
+    def test_a_worker_that_reported_its_own_cause_keeps_that_cause(self) -> None:
         run = running()
         run.hear(vitals(A, "held"))
         run.fail(A, "no room")
@@ -198,7 +198,9 @@ class TestBusyOperator:
     )
     def test_is_named_in_the_status(self, mark: str, name: str, blocked_by: str) -> None:
         run = running()
-        progress = m.Progress(operators=tuple(m.OperatorProgress(n, 1, 1, 0) for n in ("map parse", "s", "other")))
+        progress = m.WorkerProgress(
+            operators=tuple(m.OperatorProgress(n, 1, 1, 0) for n in ("map parse", "s", "other"))
+        )
         run.hear(m.Heartbeat(A, run.generation, False, False, (), progress))
         run.hear(vitals(A, "held", mark))
         assert {row.name: row.blocked_by for row in shown(run).operators if row.blocked_by} == {name: blocked_by}

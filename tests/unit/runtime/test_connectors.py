@@ -37,18 +37,18 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 
 
 class TestNames:
-    def test_of_built_in_connectors_give_the_built_in_classes(self, tmp_path: Path) -> None:
+    def test_names_of_built_in_connectors_return_the_built_in_classes(self, tmp_path: Path) -> None:
         assert isinstance(hf.connector("log", tmp_path), hf.Log)
         assert hf.connector("sqlite", "out.db", table="t").table == "t"
         assert {each.name for each in installed() if each.package == "holdfast"} == set(OWN)
 
-    def test_of_installed_packages_are_found(self, install: Install, tmp_path: Path) -> None:
+    def test_connector_names_from_installed_packages_are_resolved(self, install: Install, tmp_path: Path) -> None:
         code = "class Numbers:\n    def __init__(self, last):\n        self.last = last\n"
         (tmp_path / "acme_named.py").write_text(code)
         install("acme", numbers="acme_named:Numbers")
         assert hf.connector("numbers", last=3).last == 3
 
-    def test_that_are_unknown_are_refused_with_the_known_names(self) -> None:
+    def test_unknown_connector_names_are_refused_with_the_known_names(self) -> None:
         with pytest.raises(hf.ConfigError, match="there is no connector 'rabbit'") as caught:
             hf.connector("rabbit")
         assert (
@@ -56,7 +56,7 @@ class TestNames:
             "sqlite, sqlite-changes, webhook" in caught.value.next_step
         )
 
-    def test_of_built_in_connectors_cannot_be_registered_again(self, install: Install) -> None:
+    def test_names_of_built_in_connectors_cannot_be_registered_again(self, install: Install) -> None:
         install("acme", log="acme_named:Log")
         with pytest.raises(hf.ConfigError, match="'log' is registered by acme and holdfast"):
             hf.connector("log", "/data")

@@ -26,7 +26,7 @@ from holdfast.runtime.plan.identity import describe_operators, differences
 from holdfast.runtime.plan.kept_state import with_identities
 from holdfast.sinks.memory.sink import MemorySink
 from holdfast.state.keys.batch import KeyType
-from holdfast.state.tables.table import Table, TableSpec
+from holdfast.state.tables.table import StateTable, TableSpec
 from holdfast.testing import TestDriver
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -166,7 +166,7 @@ class TestState:
     def test_states_of_sessions_are_merged_by_the_function(self, own: Any) -> None:
         of = bound("x", own, SCHEMA, "a test")
         key = KeyType(("k",), (pa.int64(),))
-        table = Table(TableSpec(1, "kept", key, value_columns([of])), 1)
+        table = StateTable(TableSpec(1, "kept", key, value_columns([of])), 1)
         folding = Folding("kept", [of], table, "job")
         folding.fold(key.encode([pa.array([0, 1, 2, 1])]), pa.RecordBatch.from_pylist(ROWS[1:5], schema=SCHEMA))
         slots = table.slots(key.encode([pa.array([0, 1, 2])]))
@@ -325,7 +325,7 @@ class TestErrors:
             t.checkpoint()
         return failed.value.what
 
-    def test_of_the_function_name_operator_key_row_and_line(self) -> None:
+    def test_an_aggregate_error_names_function_operator_key_row_and_line(self) -> None:
         what = self.failing(SPREAD)
         assert "aggregate own = Aggregate() of operator 'totals' failed: add raised ValueError: thirteen at" in what
         assert "test_custom_aggregates.py:" in what and "for the row Row(k=2, v=13" in what

@@ -28,7 +28,7 @@ from holdfast.model import (
     Timeline,
     Writer,
 )
-from holdfast.runtime.driver.repair import Order, Repairs, repair_one, writers_of
+from holdfast.runtime.driver.repair import Order, RunRepairs, repair_one, writers_of
 from holdfast.runtime.testing.cluster import Cluster, MemberPorts
 from holdfast.runtime.testing.lanes import InlineLanes, VirtualClock
 from holdfast.runtime.wire import messages as m
@@ -94,7 +94,7 @@ class Host:
                 Timeline(timeline),
                 Epoch(first),
                 Epoch(base),
-                m.Active(Subtask(0)),
+                m.ActiveRole(Subtask(0)),
                 (),
                 handle,
                 (),
@@ -365,7 +365,7 @@ class TestARepair:
     def test_a_repair_of_an_older_rewind_is_not_retried(self, tmp_path: Path) -> None:
         host, later, lanes = Host(tmp_path), list[Callable[[], None]](), InlineLanes()
         store = MemoryObjects()
-        repairs = Repairs(
+        repairs = RunRepairs(
             Repository(store),
             [host.spec],
             lanes.lane,

@@ -93,7 +93,7 @@ class TestClosing:
                 Timeline(1),
                 Epoch(1),
                 Epoch(0),
-                m.Active(Subtask(0)),
+                m.ActiveRole(Subtask(0)),
                 (),
                 handle,
                 (),

@@ -63,7 +63,7 @@ class TestDeployments:
         late = instructions(lambda: deployments(state, base, [WorkerId("w7")]))
         assert late < cost(80, 80)
 
-    def test_of_a_new_job_contain_everything_that_a_worker_needs(self) -> None:
+    def test_deployments_of_a_new_job_contain_everything_that_a_worker_needs(self) -> None:
         run = opened()
         run.pass_time(0.0)
         run.register(A)

@@ -54,7 +54,7 @@ def rectangles(html: str) -> dict[str, tuple[float, float, float, float]]:
 
 
 class TestDrawings:
-    def test_of_an_app_a_stream_and_a_plan_show_the_steps_below_what_they_read(self) -> None:
+    def test_drawings_of_an_app_stream_and_plan_show_each_step_below_its_inputs(self) -> None:
         app, _, best = app_of()
         for html in (app._repr_html_(), app.plan()._repr_html_()):
             boxes = rectangles(html)
@@ -76,7 +76,7 @@ class TestDrawings:
         assert not re.search(r"<script|<image|<foreignObject|href=|\bon\w+=|url\(", html, re.IGNORECASE)
         assert set(re.findall(r"https?://[^\"' ]*", html)) == {"http://www.w3.org/2000/svg"}  # the name of a namespace
 
-    def test_of_an_app_without_a_step_say_so(self) -> None:
+    def test_the_drawing_of_an_app_without_steps_states_that_it_is_empty(self) -> None:
         assert "nothing is built yet" in hf.App("empty")._repr_html_()
 
     def test_shorten_long_texts_and_list_many_steps(self) -> None:

@@ -18,12 +18,12 @@ import holdfast as hf
 from holdfast.model import NEVER_US
 from holdfast.runtime.operators.aggregates.aggregate import Folding
 from holdfast.runtime.operators.windows import early, marked, window
-from holdfast.runtime.operators.windows.early import EarlyResults, Schedule
+from holdfast.runtime.operators.windows.early import EarlyResults, EarlySchedule
 from holdfast.runtime.operators.windows.marked import MarkedRows
 from holdfast.runtime.plan.compiler import render
 from holdfast.runtime.plan.identity import check_against, describe_operators
 from holdfast.sinks.memory.sink import MemorySink
-from holdfast.state.tables.table import Table
+from holdfast.state.tables.table import StateTable
 from holdfast.testing import TestDriver
 
 IN_BOTH_MODES = True
@@ -56,7 +56,7 @@ def completed(t: TestDriver) -> int:
     return len(t.cluster.driver.state.job.completed)
 
 
-def dropping(table: Table, looked_up: int = 0) -> bool:
+def dropping(table: StateTable, looked_up: int = 0) -> bool:
     """Drop slots without a row at every barrier, so that others get their numbers."""
     table.drop_vacant()
     return True
@@ -214,17 +214,17 @@ class TestBounds:
     def test_a_turn_looks_at_a_part_of_the_state(self, monkeypatch: pytest.MonkeyPatch, every: int) -> None:
         monkeypatch.setattr(marked, "SCANNED_AT_ONCE", 16)
         monkeypatch.setattr(marked, "GROUPED_AT_ONCE", 1)
-        turns, take, values, keys_at = list[int](), MarkedRows.take, Table.values, Table.keys_at
+        turns, take, values, keys_at = list[int](), MarkedRows.take, StateTable.values, StateTable.keys_at
 
         def turn(found: MarkedRows, rows: int) -> Any:
             turns.append(0)
             with pytest.MonkeyPatch.context() as patched:
-                patched.setattr(Table, "values", looking(values, lambda name, slots: slots))
-                patched.setattr(Table, "keys_at", looking(keys_at, lambda slots: slots))
+                patched.setattr(StateTable, "values", looking(values, lambda name, slots: slots))
+                patched.setattr(StateTable, "keys_at", looking(keys_at, lambda slots: slots))
                 return take(found, rows)
 
         def looking(method: Any, slots_of: Any) -> Any:
-            def looked(table: Table, *given: Any) -> Any:
+            def looked(table: StateTable, *given: Any) -> Any:
                 turns[-1] = max(turns[-1], slots_of(*given).size)
                 return method(table, *given)
 
@@ -266,7 +266,7 @@ class TestBounds:
 @pytest.mark.continuous("it runs no job")
 class TestSchedule:
     def test_a_round_is_due_at_the_first_multiple_of_the_interval_after_a_change(self) -> None:
-        schedule = Schedule(10)
+        schedule = EarlySchedule(10)
         assert schedule.due_us() is None and not schedule.look(1_000)
         schedule.changed(1_003)
         schedule.changed(1_008)
@@ -274,7 +274,7 @@ class TestSchedule:
         assert [schedule.look(at_us) for at_us in (1_009, 1_010)] == [False, True]
 
     def test_a_round_is_an_interval_after_the_last_one(self) -> None:
-        schedule = Schedule(10, since_us=1_003)
+        schedule = EarlySchedule(10, since_us=1_003)
         schedule.begin()
         schedule.show(1_014)
         schedule.changed(1_014)
@@ -282,7 +282,7 @@ class TestSchedule:
         assert schedule.due_us() == 1_024
 
     def test_a_pass_goes_on_at_once_and_is_in_the_state_until_its_end(self) -> None:
-        schedule = Schedule(10, since_us=1_003)
+        schedule = EarlySchedule(10, since_us=1_003)
         schedule.begin()
         schedule.show(1_010)
         schedule.changed(1_011)
@@ -291,7 +291,7 @@ class TestSchedule:
         assert schedule.times == (1_010, 1_011)
 
     def test_what_a_pass_that_was_given_up_has_left_is_shown_by_the_next(self) -> None:
-        schedule = Schedule(10, since_us=1_003)
+        schedule = EarlySchedule(10, since_us=1_003)
         schedule.begin()
         schedule.show(1_010)
         schedule.give_up()
@@ -299,15 +299,15 @@ class TestSchedule:
         assert schedule.due_us() == 1_020
 
     def test_times_of_a_clock_that_was_ahead_are_forgotten(self) -> None:
-        schedule = Schedule(10, shown_us=5_000, since_us=5_003)
+        schedule = EarlySchedule(10, shown_us=5_000, since_us=5_003)
         assert not schedule.look(1_001)
         assert (schedule.times, schedule.due_us()) == ((1_001, 1_001), 1_011)
-        underway = Schedule(10, since_us=5_003)
+        underway = EarlySchedule(10, since_us=5_003)
         underway.begin()
         assert underway.look(1_001)
 
     def test_without_a_change_nothing_is_due(self) -> None:
-        schedule = Schedule(10, since_us=1_003)
+        schedule = EarlySchedule(10, since_us=1_003)
         schedule.begin()
         schedule.show(1_010)
         schedule.end()

@@ -45,7 +45,7 @@ class Worker:
     def deploy(self, generation: int) -> None:
         handle = SnapshotHandle(Subtask(0), (0, 128), (), Epoch(0), ())
         number, job = Generation(generation), JobUuid("j")
-        given = job, number, Timeline(1), Epoch(1), Epoch(0), m.Active(Subtask(0)), (), handle, READ, (), ()
+        given = job, number, Timeline(1), Epoch(1), Epoch(0), m.ActiveRole(Subtask(0)), (), handle, READ, (), ()
         self.loop.received(m.Deploy(*given, claim=Claim("first", number)))
 
     def read(self) -> None:

@@ -139,7 +139,7 @@ class World:
             if isinstance(effect, coordinator.MustRecover):
                 self.worker_is_lost()
             else:
-                assert isinstance(effect, coordinator.Trigger)
+                assert isinstance(effect, coordinator.SendBarrier)
                 self.tell(effect.barrier)
 
     def tell(self, message: Barrier | Epoch) -> None:
@@ -219,10 +219,10 @@ class World:
         subtask = machine.subtask
         for effect in effects:
             match effect:
-                case worker.Pause(channel):
+                case worker.PauseChannel(channel):
                     assert channel not in self.paused
                     self.paused.add(channel)
-                case worker.Resume(channels):
+                case worker.ResumeChannels(channels):
                     assert channels <= self.paused
                     self.paused -= channels
                 case worker.CloseFragment(fragment, barrier):
@@ -235,11 +235,11 @@ class World:
                 case worker.SendAck(epoch):
                     part = worker.part_of(member.machine, effect, ())
                     self.acks += [Ack(self.generation, epoch, part)] * self.copies()
-                case worker.Commit(through):
+                case worker.CommitThrough(through):
                     assert not member.committed or through > member.committed[-1]
                     assert through in self.completed, "a worker committed what is not completed"
                     member.committed.append(through)
-                case worker.Deliver(pending):
+                case worker.QueueOutput(pending):
                     assert pending.staged == self.named[pending.writer, pending.tag.epoch]
                     queue = self.delivered[pending.writer]
                     assert not queue or pending.tag > queue[-1].tag, "output would be overtaken"

@@ -29,10 +29,10 @@ class TestAnErrorOnTheWire:
         assert type(found) is kind
         assert (found.what, found.not_done, found.next_step, found.where) == (WHAT, "the epoch", "see the cause", where)
 
-    def test_of_a_damaged_local_folder_arrives_as_damage(self) -> None:
+    def test_the_error_for_a_damaged_local_folder_arrives_as_damage(self) -> None:
         assert type(arrived(LocalDamaged("the folder is torn", next_step="wait"))) is Damaged
 
-    def test_of_no_known_kind_arrives_as_a_failure_of_the_job(self) -> None:
+    def test_an_error_of_no_known_kind_arrives_as_a_job_failure(self) -> None:
         assert type(arrived(HoldfastError("it broke", next_step="see the cause"))) is JobFailed
 
     def test_has_the_fields_of_the_documented_errors_in_their_order(self) -> None:

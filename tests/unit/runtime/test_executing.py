@@ -14,9 +14,9 @@ from holdfast.errors import Unavailable
 from holdfast.model import WorkerId
 from holdfast.runtime.config.settings import resolve
 from holdfast.runtime.driver.state import Site
-from holdfast.runtime.execution.executing import Outcome, Ports, Publisher, execute
+from holdfast.runtime.execution.executing import Ports, Publisher, RunOutcome, execute
 from holdfast.runtime.execution.prepare import Prepared, prepare
-from holdfast.runtime.execution.running import Run
+from holdfast.runtime.execution.running import DriverRun
 from holdfast.runtime.job.live import Status, understood
 from holdfast.runtime.job.requests import Inbox
 from holdfast.runtime.testing.cluster import Cluster
@@ -54,7 +54,7 @@ class ImmediateLane:
 class InThisProcess:
     """An execution with workers in this process, in virtual time: a second way through the seam."""
 
-    def run(self, prepared: Prepared, ports: Ports) -> Outcome:
+    def run(self, prepared: Prepared, ports: Ports) -> RunOutcome:
         """See Execution.run."""
         ports.note("running here")
         cluster = Cluster(prepared.plan, 2, 0, prepared.folder.store, 1.0, prepared.inputs.partitions)
@@ -65,13 +65,13 @@ class InThisProcess:
         cluster.pass_time(10)
         assert cluster.driver.outcome is not None
         kind, error = cluster.driver.outcome
-        return Outcome(kind, error, publisher.publish(cluster.driver, 2_000_000))
+        return RunOutcome(kind, error, publisher.publish(cluster.driver, 2_000_000))
 
 
 class Refusing:
     """An execution that must not be reached."""
 
-    def run(self, prepared: Prepared, ports: Ports) -> Outcome:
+    def run(self, prepared: Prepared, ports: Ports) -> RunOutcome:
         """See Execution.run."""
         raise AssertionError("a finished job was run")
 
@@ -138,7 +138,7 @@ class NoWorkers:
 class TestARun:
     def test_announces_what_a_second_signal_does_and_then_does_it(self, app: hf.App) -> None:
         reported = Reported()
-        run = Run(prepared(app), reported, "here", "localhost", lambda _: NoWorkers(), 30.0)
+        run = DriverRun(prepared(app), reported, "here", "localhost", lambda _: NoWorkers(), 30.0)
         with pytest.raises(KeyboardInterrupt, match="the next run reads uncommitted records again, and delivers"):
             run.run()
         (said,) = reported.notes

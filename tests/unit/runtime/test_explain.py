@@ -286,7 +286,7 @@ class TestFullDisks:
     def test_a_full_target_is_a_problem_with_its_own_advice(self) -> None:
         run = running()
         full, advice = "SQLite /out.db: the disk of the file is full", "free space on the disk of this file"
-        progress = m.Progress(sink_errors={"out": full}, sink_advice={"out": advice})
+        progress = m.WorkerProgress(sink_errors={"out": full}, sink_advice={"out": advice})
         run.hear(m.Heartbeat(A, run.generation, False, False, (), progress))
         reported = shown(run)
         assert reported["problems"] == [

@@ -136,7 +136,7 @@ class TestJob:
             path.write_text("{}\n")
         job.ends(Damaged, "part-001")
 
-    def test_that_is_bounded_finishes(self, tmp_path: Path, mode: str) -> None:
+    def test_a_job_on_a_bounded_file_source_finishes(self, tmp_path: Path, mode: str) -> None:
         job = Job(tmp_path, mode, bounded=True)
         job.say(20)
         job.listed()

@@ -21,11 +21,11 @@ import holdfast as hf
 from holdfast.errors import Damaged, Unavailable
 from holdfast.runtime.plan.source import same_from
 from holdfast.runtime.rows.dead_letters import ERROR, FORM, RAW
-from holdfast.runtime.sources.files.catalogue import PACKED, Catalogue, Entry, Head
+from holdfast.runtime.sources.files.catalogue import PACKED, FileCatalogue, FileCatalogueHead, FileEntry
 from holdfast.runtime.sources.files.reading import OpenFiles
 from holdfast.runtime.sources.files.source import FilesSource
 from holdfast.runtime.sources.reading import split
-from holdfast.storage.folders import Found, open_folder
+from holdfast.storage.folders import FolderFile, open_folder
 from holdfast.storage.hashed import with_hash
 from holdfast.storage.objects import LocalObjects, MemoryObjects
 
@@ -119,7 +119,7 @@ class TestFiles:
             assert opened.partitions() == [0, 1]
             assert (numbers(opened, 0), numbers(opened, 1)) == ([0, 2, 4], [1, 3])
 
-    def test_that_are_hidden_unfinished_or_empty_are_left_out(self, inbox: Inbox) -> None:
+    def test_hidden_unfinished_and_empty_files_are_skipped(self, inbox: Inbox) -> None:
         for name in ("_SUCCESS", ".part-0.crc", "a.tmp", "part-0.crc", "_temporary/0/part-1", "b/.staging/c"):
             inbox.put(name, b"no data")
         empty = inbox.put("empty", b"")
@@ -131,7 +131,7 @@ class TestFiles:
             opened.partitions()
             assert numbers(opened) == [1, 2]
 
-    def test_that_were_read_may_go(self, inbox: Inbox) -> None:
+    def test_files_may_be_deleted_after_they_are_read(self, inbox: Inbox) -> None:
         first = inbox.put("a", lines(1))
         with inbox.opened() as opened:
             assert numbers(opened) == [1]
@@ -142,7 +142,7 @@ class TestFiles:
             assert opened.retention_start(0) == 0 and opened.whole_from(0) == len(lines(1))
             assert same_from(opened, 0) == len(lines(1))
 
-    def test_of_a_folder_that_is_gone_are_not_taken_for_gone(self, inbox: Inbox) -> None:
+    def test_files_in_a_missing_folder_are_not_treated_as_deleted(self, inbox: Inbox) -> None:
         inbox.put("a", lines(1))
         with inbox.opened() as opened:
             inbox.folder.rename(inbox.folder.parent / "unmounted")
@@ -153,14 +153,14 @@ class TestFiles:
             assert numbers(opened) == [1]
 
     @pytest.mark.parametrize("form", ["parquet", "jsonl"])
-    def test_that_go_before_they_were_read_are_an_error(self, inbox: Inbox, form: str) -> None:
+    def test_files_deleted_before_they_are_read_are_an_error(self, inbox: Inbox, form: str) -> None:
         path = inbox.put_table("a", pa.table({"n": [1, 2]})) if form == "parquet" else inbox.put("a", lines(1, 2))
         with inbox.opened(form) as opened:
             path.unlink()
             with pytest.raises(Damaged, match="file a of folder .*: it no longer exists, and was not read to its end"):
                 opened.read(0, 0, ANY)
 
-    def test_that_change_while_they_are_read_are_an_error(self, inbox: Inbox) -> None:
+    def test_files_changed_during_a_read_are_an_error(self, inbox: Inbox) -> None:
         path = inbox.put("a", lines(1, 2, 3))
         with inbox.opened() as opened:
             _, following = opened.read(0, 0, 1)
@@ -171,7 +171,9 @@ class TestFiles:
                 opened.read(0, following, ANY)
 
     @pytest.mark.parametrize("data", [lines(1, 2, 3), lines(9)], ids=["appended to", "replaced"])
-    def test_that_change_after_they_were_read_are_an_error_at_the_next_listing(self, inbox: Inbox, data: bytes) -> None:
+    def test_files_changed_after_they_were_read_are_an_error_at_the_next_listing(
+        self, inbox: Inbox, data: bytes
+    ) -> None:
         inbox.put("a", lines(1))
         with inbox.opened() as opened:
             assert numbers(opened) == [1]
@@ -180,7 +182,7 @@ class TestFiles:
                 opened.partitions()
             assert "restore the file as it was listed" in caught.value.next_step
 
-    def test_that_are_written_while_they_are_listed_wait_for_the_next_listing(
+    def test_files_written_during_a_listing_wait_for_the_next_listing(
         self, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         inbox.put_table("a", pa.table({"n": [1]}))
@@ -189,7 +191,7 @@ class TestFiles:
             path = inbox.put("b", whole.read_bytes()[:40])
             verify = opened._folder.verify
 
-            def verified(file: Found) -> bool:
+            def verified(file: FolderFile) -> bool:
                 path.write_bytes(whole.read_bytes())
                 return verify(file)
 
@@ -200,14 +202,14 @@ class TestFiles:
             opened.partitions()
             assert numbers(opened) == [1, 2]
 
-    def test_that_go_while_they_are_listed_are_left_out(self, inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_files_deleted_during_a_listing_are_skipped(self, inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
         inbox.put_table("a", pa.table({"n": [1]}))
         inbox.put_table("b", pa.table({"n": [2]}))
         with inbox.opened("parquet") as opened:
             listed = opened._folder.files
             inbox.put_table("c", pa.table({"n": [3]}))
 
-            def files() -> list[Found]:
+            def files() -> list[FolderFile]:
                 found = listed()
                 (inbox.folder / "c").unlink()
                 return found
@@ -216,7 +218,7 @@ class TestFiles:
             opened.partitions()
             assert numbers(opened) == [1, 2]
 
-    def test_that_are_restored_with_their_time_are_the_same(self, inbox: Inbox) -> None:
+    def test_files_restored_with_their_modification_time_are_the_same(self, inbox: Inbox) -> None:
         path = inbox.put("a", lines(1))
         about = path.stat()
         with inbox.opened() as opened:
@@ -258,7 +260,7 @@ class TestStarts:
         kept = [path for path in (inbox.folder.parent / "jobs" / "a").rglob("*") if path.is_file()]
         assert sorted(path.name for path in kept) == ["00000000", "catalogue.json"], "the former one is removed"
 
-    def test_that_are_bounded_read_what_the_first_one_finds_and_end(self, inbox: Inbox) -> None:
+    def test_a_bounded_source_reads_what_the_first_start_lists_and_ends(self, inbox: Inbox) -> None:
         inbox.put("a", lines(1))
         with inbox.opened(bounded=True) as opened:
             inbox.put("b", lines(2))
@@ -267,7 +269,7 @@ class TestStarts:
         with closing(inbox.source(bounded=True).copied(again=False).open()) as again:
             assert again.partitions() == [0] and numbers(again) == [1]
 
-    def test_that_are_bounded_need_files(self, inbox: Inbox) -> None:
+    def test_a_bounded_source_needs_files(self, inbox: Inbox) -> None:
         inbox.put("_SUCCESS", b"x")
         with pytest.raises(hf.ConfigError, match="holds no files, and a source with bounded=True would read nothing"):
             inbox.source(bounded=True).copied(again=True)
@@ -283,7 +285,7 @@ class TestStarts:
         with pytest.raises(hf.ConfigError, match="inbox does not exist"):
             inbox.source().check()
 
-    def test_of_other_commands_list_nothing(self, inbox: Inbox) -> None:
+    def test_starts_of_other_commands_list_nothing(self, inbox: Inbox) -> None:
         with pytest.raises(hf.ConfigError, match="were not listed yet"):
             inbox.source().open()
         inbox.put("a", lines(1))
@@ -294,18 +296,18 @@ class TestStarts:
 
 
 class TestCatalogue:
-    HEAD = Head(folder="files-1", path="in", format="jsonl", partitions=3, bounded=False)
+    HEAD = FileCatalogueHead(folder="files-1", path="in", format="jsonl", partitions=3, bounded=False)
 
-    def entry(self, n: int) -> Entry:
-        return Entry(f"f{n}", 10, "v", 10)
+    def entry(self, n: int) -> FileEntry:
+        return FileEntry(f"f{n}", 10, "v", 10)
 
-    def filled(self, store: Any, count: int) -> Catalogue:
-        catalogue = Catalogue(store, self.HEAD)
+    def filled(self, store: Any, count: int) -> FileCatalogue:
+        catalogue = FileCatalogue(store, self.HEAD)
         for n in range(count):
             assert catalogue.append([self.entry(n)])
         return catalogue
 
-    def test_of_many_listings_is_opened_with_few_requests(self) -> None:
+    def test_a_catalogue_of_many_listings_opens_with_few_requests(self) -> None:
         class Counted(MemoryObjects):
             asked = 0
 
@@ -315,7 +317,7 @@ class TestCatalogue:
 
         store, count = Counted(), 2 * PACKED * PACKED + PACKED + 3
         written, store.asked = self.filled(store, count), 0
-        again = Catalogue(store, self.HEAD)
+        again = FileCatalogue(store, self.HEAD)
         again.refresh()
         assert store.asked < 20
         for partition in range(3):
@@ -323,17 +325,17 @@ class TestCatalogue:
             held = count // 3 + (partition < count % 3)
             assert again.hash_of(partition, held) == written.hash_of(partition, held) is not None
 
-    def test_that_lacks_a_pack_is_read_all_the_same(self) -> None:
+    def test_a_catalogue_without_one_pack_is_still_readable(self) -> None:
         store = MemoryObjects()
         self.filled(store, PACKED + 1)
         store.delete("files-1/1/00000000")
-        again = Catalogue(store, self.HEAD)
+        again = FileCatalogue(store, self.HEAD)
         again.refresh()
         assert len(again) == PACKED + 1
 
     def test_has_one_append_at_a_time(self) -> None:
         store = MemoryObjects()
-        one, other = self.filled(store, 2), Catalogue(store, self.HEAD)
+        one, other = self.filled(store, 2), FileCatalogue(store, self.HEAD)
         other.refresh()
         assert one.append([self.entry(2)])
         assert not other.append([self.entry(3)])
@@ -364,7 +366,7 @@ class TestCatalogue:
             one.partitions()
             assert numbers(one) == numbers(other) == [1, 2, 3]
 
-    def test_that_is_damaged_is_refused(self, inbox: Inbox) -> None:
+    def test_a_damaged_catalogue_is_refused(self, inbox: Inbox) -> None:
         inbox.put("a", lines(1))
         source = inbox.source().copied(again=True)
         assert source.head is not None and source.folder is not None
@@ -373,14 +375,14 @@ class TestCatalogue:
         with pytest.raises(Damaged, match="its hash does not match its bytes"):
             source.open()
 
-    def test_of_a_newer_version_is_refused(self) -> None:
+    def test_a_catalogue_of_a_newer_version_is_refused(self) -> None:
         store = MemoryObjects()
-        newer = Catalogue(store, self.HEAD)
+        newer = FileCatalogue(store, self.HEAD)
         newer.append([self.entry(0)])
         data = store.get("files-1/0/00000000")
         store.put("files-1/0/00000000", with_hash(data.replace(b'"v":1', b'"v":2').split(b',"xxh3"')[0] + b"}"))
         with pytest.raises(hf.ConfigError, match="has version 2"):
-            Catalogue(store, self.HEAD).refresh()
+            FileCatalogue(store, self.HEAD).refresh()
 
     def test_names_positions_that_lie_in_no_file(self) -> None:
         catalogue = self.filled(MemoryObjects(), 7)
@@ -389,7 +391,7 @@ class TestCatalogue:
 
 
 class TestPositions:
-    def test_of_rows_of_text_are_their_bytes(self, inbox: Inbox) -> None:
+    def test_positions_of_text_rows_are_byte_offsets(self, inbox: Inbox) -> None:
         inbox.put("a", b'{"n": 1}\r\n\n  \n{"n": 2}\n{"n": 3}')
         inbox.put("b", lines(4))
         expected = {0: 1, 14: 2, 23: 3, 31: 4}
@@ -402,7 +404,7 @@ class TestPositions:
                 assert {at: row["n"] for at, row in found.items()} == {a: n for a, n in expected.items() if a >= offset}
 
     @pytest.mark.parametrize("bytes_max", [1, 40, ANY])
-    def test_of_rows_of_parquet_are_their_numbers(self, inbox: Inbox, bytes_max: int) -> None:
+    def test_positions_of_parquet_rows_are_row_numbers(self, inbox: Inbox, bytes_max: int) -> None:
         for first in (0, 100):
             inbox.put_table(f"f{first:03}", pa.table({"n": range(first, first + 100)}), row_group_size=30)
         inbox.put_table("f050", pa.table({"n": pa.array([], pa.int64())}))
@@ -412,7 +414,7 @@ class TestPositions:
                 found = read(opened, 0, offset, bytes_max)
                 assert {at: row["n"] for at, row in found.items()} == {n: n for n in range(offset, 200)}
 
-    def test_of_parquet_give_no_more_bytes_than_asked_for(self, inbox: Inbox) -> None:
+    def test_parquet_reads_return_no_more_bytes_than_requested(self, inbox: Inbox) -> None:
         texts = ["x" * (10 if n % 7 else 4_000) for n in range(2_000)]
         inbox.put_table("a", pa.table({"text": texts}))
         with inbox.opened("parquet", pa.schema([("text", pa.string())])) as opened:
@@ -441,18 +443,18 @@ class TestJsonLines:
         where = data.index(b'{"auction": "1"')
         assert f"(file a, byte {where})" in bad[ERROR] and bad["auction"] is None
 
-    def test_of_any_length_are_read_in_pieces(self, inbox: Inbox) -> None:
+    def test_json_lines_of_any_length_are_read_in_chunks(self, inbox: Inbox) -> None:
         inbox.put("a", b'{"n": 1, "x": "%s"}\n' % (b"x" * 300_000) + lines(2))
         with inbox.opened() as opened:
             assert [row["n"] for row in read(opened, bytes_max=1_000).values()] == [1, 2]
 
-    def test_that_are_too_long_are_refused(self, inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_json_lines_over_the_limit_are_refused(self, inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("holdfast.runtime.sources.files.text.LINE_BYTES_MAX", 1 << 10)
         inbox.put("a", lines(1) + b"x" * 3_000)
         with inbox.opened() as opened, pytest.raises(Damaged, match="the line at byte 9 is longer than"):
             read(opened, bytes_max=100)
 
-    def test_that_are_compressed_are_refused_with_the_file(self, inbox: Inbox) -> None:
+    def test_compressed_json_lines_are_refused_with_the_file(self, inbox: Inbox) -> None:
         inbox.put("a.jsonl.gz", b"x")
         with pytest.raises(Damaged, match=r"file a\.jsonl\.gz of folder .*: it is compressed"):
             inbox.source().copied(again=True)
@@ -571,12 +573,12 @@ class TestParquet:
         with pytest.raises(Damaged, match=f"file a of folder .*: {why}"):
             inbox.source("parquet").copied(again=True)
 
-    def test_that_is_none_is_refused_when_it_is_listed(self, inbox: Inbox) -> None:
+    def test_a_file_that_is_not_parquet_is_refused_at_listing(self, inbox: Inbox) -> None:
         inbox.put("a", b"not at all Parquet")
         with pytest.raises(Damaged, match="file a of folder .*: it cannot be read as Parquet"):
             inbox.source("parquet").copied(again=True)
 
-    def test_that_is_damaged_is_refused_with_file_and_row(self, inbox: Inbox) -> None:
+    def test_damaged_parquet_is_refused_with_file_and_row(self, inbox: Inbox) -> None:
         path = inbox.put_table("a", pa.table({"n": range(1_000)}), use_dictionary=False, compression="zstd")
         data, about = bytearray(path.read_bytes()), path.stat()
         data[100:400] = bytes(300)
@@ -603,7 +605,7 @@ class TestArguments:
             (lambda: hf.Files("gopher://x/in", NUMBERS, "csv").source().check(), "unknown scheme 'gopher'"),
         ],
     )
-    def test_that_cannot_be_used_are_refused(self, make: Callable[[], object], why: str) -> None:
+    def test_unusable_arguments_of_a_file_source_are_refused(self, make: Callable[[], object], why: str) -> None:
         with pytest.raises(hf.ConfigError, match=why):
             make()
 

@@ -81,7 +81,7 @@ ORDERS = """
 
 
 class TestNestedColumns:
-    def test_of_parquet_are_read_as_another_program_wrote_them(self, tmp_path: Path) -> None:
+    def test_nested_parquet_columns_are_read_as_another_program_wrote_them(self, tmp_path: Path) -> None:
         with duckdb.connect() as db:
             db.sql(ORDERS).write_parquet(str(tmp_path / "orders"))
         assert rows_of(tmp_path, "parquet", data_schema_of(Order), (tmp_path / "orders").read_bytes()) == [
@@ -105,7 +105,7 @@ class TestNestedColumns:
             },
         ]
 
-    def test_of_csv_are_refused_when_the_job_is_planned(self, tmp_path: Path) -> None:
+    def test_nested_csv_columns_are_refused_at_planning(self, tmp_path: Path) -> None:
         with pytest.raises(hf.ConfigError, match=r"column 'tags' is list<.*>, which CSV does not have") as caught:
             hf.Files(tmp_path, Order, "csv")
         assert "use JSON lines or Parquet, which have lists, dicts and dataclasses" in str(caught.value)

@@ -30,10 +30,10 @@ from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.testing.lanes import InlineLanes, VirtualClock
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.worker.compaction import Advanced, reading, restore
-from holdfast.runtime.worker.following import RETRY_S, Following
-from holdfast.runtime.worker.local.opened import Opened
-from holdfast.runtime.worker.ports import Ports
-from holdfast.runtime.worker.target import Target
+from holdfast.runtime.worker.following import RETRY_S, StandbyCopies
+from holdfast.runtime.worker.local.opened import OpenStore
+from holdfast.runtime.worker.ports import SubtaskPorts
+from holdfast.runtime.worker.target import StateTarget
 from holdfast.state.changelog import SegmentHeader
 from holdfast.state.compact import compact
 from holdfast.state.store import Identity, Piece, StateStore
@@ -68,11 +68,11 @@ class Locals:
     def open(
         self,
         plan: Plan,
-        target: Target,
+        target: StateTarget,
         worker: WorkerId,
         root: ObjectStore,
         advanced: Advanced = lambda *_: None,
-    ) -> Opened:
+    ) -> OpenStore:
         self.opened += 1
         self.open_now += 1
         identity = Identity(target.job_uuid, target.generation, target.timeline, worker)
@@ -82,7 +82,7 @@ class Locals:
         except BaseException:
             self._closed()
             raise
-        return Opened(store, self._closed)
+        return OpenStore(store, self._closed)
 
     def _closed(self) -> None:
         self.open_now -= 1
@@ -99,7 +99,7 @@ class Job:
         self.lineage: dict[Epoch, str] = {}
         self.lanes = InlineLanes()
         ports = SimpleNamespace(clock=self.clock, store=self.root, local=self.local, lane=self.lanes.lane)
-        self.following = Following(cast(Plan, None), cast(Ports, ports), STANDBY, lambda *_: None)
+        self.following = StandbyCopies(cast(Plan, None), cast(SubtaskPorts, ports), STANDBY, lambda *_: None)
 
     def epoch(self, number: int, *numbers: int, deleted: tuple[int, ...] = ()) -> None:
         """Complete an epoch that adds 1 to these keys, after it has deleted others."""
@@ -183,9 +183,9 @@ class TestACopy:
     def test_is_reported_with_what_it_lacks(self, job: Job) -> None:
         job.following.ask(job.target(3))
         size = sum(piece.object.size for piece in job.pieces)
-        assert job.following.stock() == (m.Copied(ZERO, NO_EPOCH, size),)
+        assert job.following.stock() == (m.StandbyCopy(ZERO, NO_EPOCH, size),)
         job.settle()
-        assert job.following.stock() == (m.Copied(ZERO, Epoch(3), 0),)
+        assert job.following.stock() == (m.StandbyCopy(ZERO, Epoch(3), 0),)
 
     def test_goes_on_in_the_next_generation(self, job: Job) -> None:
         job.follow(3)
@@ -198,7 +198,7 @@ class TestACopy:
         job.follow(4, generation=2)
         job.follow(3, generation=2)
         job.follow(3, generation=1)
-        assert job.following.stock() == (m.Copied(ZERO, Epoch(4), 0),)
+        assert job.following.stock() == (m.StandbyCopy(ZERO, Epoch(4), 0),)
 
     def test_off_the_lineage_is_restored_again(self, job: Job) -> None:
         """A rewind to epoch 1 leaves epoch 3 behind, although its number and its segment are still there."""
@@ -206,7 +206,7 @@ class TestACopy:
         job.follow(1, generation=2, lineage={Epoch(1): "manifest 1"})
         assert job.counts(1, 2, 3) == [1, 1, None] and job.local.opened == 2
 
-    def test_of_another_history_with_the_same_epoch_is_restored_again(self, job: Job) -> None:
+    def test_a_copy_with_another_history_of_the_same_epoch_is_restored_again(self, job: Job) -> None:
         job.follow(3)
         job.epoch(4, 1)
         job.follow(4, lineage={Epoch(3): "another manifest 3", Epoch(4): "manifest 4"})
@@ -264,7 +264,7 @@ class TestACopy:
         table = job.following._copies[ZERO].store.table(1)
         assert len(table) < 20_000 and job.counts(29 * 2_000, 28 * 2_000) == [1, None]
 
-    def test_that_is_furthest_behind_advances_first(self, job: Job) -> None:
+    def test_the_copy_furthest_behind_advances_first(self, job: Job) -> None:
         job.follow(3, follows=(ZERO, ONE))
         job.epoch(4, 1)
         for subtask in (ZERO, ONE):
@@ -283,7 +283,7 @@ class TestACopy:
 
 
 class TestFailures:
-    def test_of_one_copy_do_not_hold_up_another(self, job: Job) -> None:
+    def test_failures_of_one_copy_do_not_delay_another(self, job: Job) -> None:
         job.follow(3, follows=(ZERO, ONE))
         missing = job.target(3, follows=(ZERO, ONE), subtask=ONE)
         job.root.away = True
@@ -294,7 +294,7 @@ class TestFailures:
         job.follow(4, follows=(ZERO, ONE))
         assert [copy.epoch for copy in job.following.stock()] == [4, 0]
 
-    def test_of_a_full_disk_stop_the_copies(self, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_full_disk_stops_the_copies(self, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
         job.follow(3)
         job.epoch(4, 1)
         job.following.ask(job.target(4))
@@ -335,8 +335,8 @@ class TestATakeover:
     def deploy(self, job: Job, epoch: int, **more: Any) -> m.Deploy:
         target = job.target(epoch, **more)
         return m.Deploy(
-            JOB, Generation(2), Timeline(1), Epoch(200), target.base_epoch, m.Active(ZERO), (), target.handle, (), (),
-            (), (), target.lineage,
+            JOB, Generation(2), Timeline(1), Epoch(200), target.base_epoch, m.ActiveRole(ZERO), (), target.handle, (),
+            (), (), (), target.lineage,
         )  # fmt: skip
 
     def test_brings_the_copy_to_the_base(self, job: Job) -> None:
@@ -379,7 +379,7 @@ class TestATakeover:
         assert job.following.take(self.deploy(job, 1, lineage={Epoch(1): "manifest 1"})) is None
         assert job.local.open_now == 0
 
-    def test_of_an_unreachable_root_is_reported(self, job: Job) -> None:
+    def test_a_takeover_with_an_unreachable_root_is_reported(self, job: Job) -> None:
         job.follow(1)
         job.root.away = True
         with pytest.raises(Unavailable):

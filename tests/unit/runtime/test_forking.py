@@ -358,7 +358,7 @@ class TestTheFirstJob:
         check(first)
         check(trial, since, shown)
 
-    def test_that_expires_the_checkpoint_while_it_is_copied_ends_the_attempt(self, tmp_path: Path) -> None:
+    def test_expiry_of_the_checkpoint_during_the_copy_ends_the_fork_attempt(self, tmp_path: Path) -> None:
         first = Running("first", Input(tmp_path), CONTINUOUS, MemoryObjects())
         first.cluster.change_rules(retention=Retention(2, 0))
         first.begin().run(60)

@@ -16,7 +16,7 @@ from holdfast.model import Epoch
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.worker.fragment import FragmentRuntime
 from holdfast.sinks.memory.sink import MemorySink
-from holdfast.state.tables.table import Table
+from holdfast.state.tables.table import StateTable
 
 BIDS = pa.schema(
     [
@@ -37,7 +37,9 @@ class Run:
     sent: list[pa.RecordBatch] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.tables = {operator.name: Table(operator.table, self.plan.key_groups) for operator in self.plan.operators}
+        self.tables = {
+            operator.name: StateTable(operator.table, self.plan.key_groups) for operator in self.plan.operators
+        }
         self.fragments = [
             FragmentRuntime(fragment, self.tables, self.send, self.write, "hot") for fragment in self.plan.fragments
         ]

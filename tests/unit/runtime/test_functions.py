@@ -25,7 +25,7 @@ from holdfast.runtime.plan.compiler import Plan, describe, render
 from holdfast.runtime.rows.schema import schema_of
 from holdfast.runtime.worker.fragment import FragmentRuntime
 from holdfast.sinks.memory.sink import MemorySink
-from holdfast.state.tables.table import Table
+from holdfast.state.tables.table import StateTable
 
 
 @dataclass
@@ -483,7 +483,7 @@ class TestAs:
         plan = app.plan()
         assert plan.sinks[0].upsert_key == ("auction",)
         written: list[dict[str, Any]] = []
-        tables = {"sums": Table(plan.operators[0].table, plan.key_groups)}
+        tables = {"sums": StateTable(plan.operators[0].table, plan.key_groups)}
         fragment = FragmentRuntime(
             plan.fragments[1], tables, lambda e, b: None, lambda s, b: written.extend(b.to_pylist())
         )
@@ -497,7 +497,7 @@ class TestAs:
         sums = app.source("bids", planned(Bid)).key_by("auction").agg("sums", total=hf.sum("price"))
         sums.as_(Total).sink("out", MemorySink(key=["auction"]))
         plan = app.plan()
-        tables = {"sums": Table(plan.operators[0].table, plan.key_groups)}
+        tables = {"sums": StateTable(plan.operators[0].table, plan.key_groups)}
         fragment = FragmentRuntime(plan.fragments[1], tables, lambda e, b: None, lambda s, b: None)
         fragment.on_batch(pa.RecordBatch.from_pylist([vars(bid) for bid in BIDS], schema=plan.edges[0].schema))
         with pytest.raises(JobFailed, match="column 'total' is null"):

@@ -47,7 +47,7 @@ def sources_of(*parts: PartAudit | None) -> list[SourceTaken]:
 
 
 class TestEpoch:
-    def test_that_passes_only_a_gap_begins_before_it(self) -> None:
+    def test_an_epoch_that_passes_only_a_gap_begins_before_it(self) -> None:
         rows = Partition()
         rows.take()
         first = rows.close()
@@ -57,7 +57,7 @@ class TestEpoch:
         third = rows.close()
         assert sources_of(first, second, third) == [took(0, 3, 3), took(3, 4, 0), took(4, 7, 3)]
 
-    def test_that_passes_a_gap_before_its_records_begins_before_the_gap(self) -> None:
+    def test_an_epoch_that_passes_a_gap_before_its_records_begins_before_the_gap(self) -> None:
         rows = Partition()
         rows.take()
         given_up = rows.close()

@@ -80,14 +80,14 @@ class TestJobOnALogWithAddedColumns:
         append(log, 3)
         assert job.rows() == [{"at": START + timedelta(seconds=n), "n": n} for n in (1, 2, 3)]
 
-    def test_that_declares_the_new_column_reads_null_in_older_rows(self, log: LogWriter, tmp_path: Path) -> None:
+    def test_a_job_that_declares_the_new_column_reads_null_in_older_rows(self, log: LogWriter, tmp_path: Path) -> None:
         append(log, 1)
         log.grow(pa.schema([SIZE]))
         append(log, 2, size=0.5)
         job = Job(tmp_path, ReadMore)
         assert [(row["n"], row["size"]) for row in job.rows()] == [(1, None), (2, 0.5)]
 
-    def test_that_declares_nothing_keeps_the_columns_that_it_was_planned_with(
+    def test_a_job_that_declares_no_columns_keeps_those_it_was_planned_with(
         self, log: LogWriter, tmp_path: Path
     ) -> None:
         append(log, 1)

@@ -159,7 +159,7 @@ class TestFunctions:
         ],
         ids=["year 10000", "year 0"],
     )
-    def test_that_return_a_time_of_another_year_in_utc_fail_on_the_row(self, result: Any) -> None:
+    def test_functions_that_return_a_time_outside_the_utc_year_range_fail_on_the_row(self, result: Any) -> None:
         app = app_of(lambda rows: rows.map(result, to=Row, on_error="dlq"))
         with TestDriver(app, 1) as t:
             push(t, BATCH.slice(0, 1))

@@ -235,7 +235,7 @@ class TestColumnsOfTheState:
 
 
 class TestTheShape:
-    def test_of_a_union_does_not_depend_on_the_order_of_its_streams(self) -> None:
+    def test_the_shape_of_a_union_does_not_depend_on_the_order_of_its_streams(self) -> None:
         def chain(build: Build) -> Any:
             return chain_of(shape_of(plan_of(build)), "out")
 

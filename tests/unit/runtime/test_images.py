@@ -18,14 +18,14 @@ from holdfast.ports import ObjectStore
 from holdfast.runtime.microbatch import task
 from holdfast.runtime.microbatch.ranges import ROWS_FIRST, Pace
 from holdfast.runtime.plan.memory import Budget
-from holdfast.runtime.testing.batches import Faults
+from holdfast.runtime.testing.batches import TaskFaults
 from holdfast.runtime.worker import compaction
 from holdfast.runtime.worker.local import images as image_folders
 from holdfast.runtime.worker.local import opened, warm
 from holdfast.runtime.worker.local.home import Home
 from holdfast.runtime.worker.local.images import IMAGES, LocalImages
 from holdfast.runtime.worker.local.warm import WarmState
-from holdfast.state.paging.swap import Swap
+from holdfast.state.paging.swap import SwapMemory
 from holdfast.state.store import StateStore
 from holdfast.testing import TestDriver
 from tests.unit.runtime.microbatch.test_jobs import app, crash_and_rewind, expected, shown, visit
@@ -84,14 +84,14 @@ class TestResults:
     @pytest.mark.parametrize("seed", range(4))
     @pytest.mark.parametrize(
         "faults",
-        [Faults(), Faults(losses=0.3), Faults(twice=0.7), Faults(fails=0.1)],
+        [TaskFaults(), TaskFaults(losses=0.3), TaskFaults(twice=0.7), TaskFaults(fails=0.1)],
         ids=["none", "output lost after it was read", "tasks run twice", "jobs fail"],
     )
-    def test_are_exact(self, machine: Machine, faults: Faults, seed: int) -> None:
+    def test_are_exact(self, machine: Machine, faults: TaskFaults, seed: int) -> None:
         with TestDriver(app(), parallelism=3, seed=seed) as t:
             machine.on(t)
             assert t.cluster.batches is not None
-            t.cluster.batches.jobs.faults = Faults(faults.losses, faults.twice, faults.fails)
+            t.cluster.batches.jobs.faults = TaskFaults(faults.losses, faults.twice, faults.fails)
             for first in range(0, 60, 15):
                 t.push("visits", [visit(number) for number in range(first, first + 15)], partition=first % 4)
                 t.checkpoint()
@@ -187,15 +187,15 @@ class TestABudget:
     def test_smaller_than_the_state_is_kept_to_with_exact_results(
         self, machine: Machine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        settled, dropped = Swap.settle, Counter[str]()
+        settled, dropped = SwapMemory.settle, Counter[str]()
 
-        def settle(memory: Swap) -> None:
+        def settle(memory: SwapMemory) -> None:
             before = memory.dropped_regions
             settled(memory)
             dropped["regions"] += memory.dropped_regions - before
             dropped["over"] += memory.swapping
 
-        monkeypatch.setattr(Swap, "settle", settle)
+        monkeypatch.setattr(SwapMemory, "settle", settle)
         job = hf.App("visits", checkpoint_every="1s", mode="microbatch")
         pages = job.source("visits", hf.Log("unused", Page)).key_by("page").agg("pages", visits=hf.count())
         pages.sink("out", hf.SQLite("unused.db", table="pages", key=["page"]))
@@ -222,7 +222,7 @@ class TestABudget:
             assert shown(t) == expected(range(60))
             assert t.cluster.batches.host._pace.rows < ROWS_FIRST
 
-    def test_of_address_space_that_the_files_exceed_leaves_the_state_in_memory(
+    def test_an_address_space_budget_exceeded_by_files_leaves_the_state_in_memory(
         self, machine: Machine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def none_left(*_: object) -> None:
@@ -238,7 +238,7 @@ class TestABudget:
         assert warned and "held in memory whatever its size" in warned[0] and "address space" in warned[0]
 
     @pytest.mark.parametrize(("room", "where"), [(opened, "restore"), (task, "segment_job")])
-    def test_of_address_space_that_the_state_exceeds_ends_the_job_with_the_setting(
+    def test_an_address_space_budget_exceeded_by_state_ends_the_job_and_names_the_setting(
         self, machine: Machine, monkeypatch: pytest.MonkeyPatch, room: Any, where: str
     ) -> None:
         def none_left(*_: object) -> None:

@@ -298,7 +298,7 @@ class TestATargetThatDoesNotAnswer:
         ports = MemberPorts(VirtualClock(), MemoryObjects(), MemoryNetwork(), MemoryState(), lambda _: None)
         writes = immediate.ImmediateWrites(plan, ports, lambda _s, _then: None, failed.append)
         handle = SnapshotHandle(Subtask(0), (0, 128), (), Epoch(0), ())
-        deployed = (JobUuid("j"), Generation(1), Timeline(1), Epoch(1), Epoch(0), m.Active(Subtask(0)))
+        deployed = (JobUuid("j"), Generation(1), Timeline(1), Epoch(1), Epoch(0), m.ActiveRole(Subtask(0)))
         positions = (SourcePosition("seen", 0, 0),)
         writes.deploy(m.Deploy(*deployed, (), handle, positions, (), (), claim=Claim("first", Generation(1))))
         ports.clock.pass_by(SLOW_AFTER_S)

@@ -24,7 +24,7 @@ from holdfast.runtime.worker.local.opened import MemoryState
 from holdfast.sinks.contract.immediate import ImmediateTarget, Origin, Owner
 from holdfast.sinks.contract.sink import ImmediateSink
 from holdfast.sinks.contract.target import DELETE, OP, PUT
-from holdfast.sinks.sql.sink import ImmediateTable
+from holdfast.sinks.sql.sink import ImmediateSqlTable
 from holdfast.storage.log.log import create_log
 from holdfast.storage.objects import LocalObjects, MemoryObjects
 
@@ -63,7 +63,7 @@ class Writes:
         number = Generation(generation)
         self.writes.deploy(
             m.Deploy(
-                JobUuid("j"), number, Timeline(1), Epoch(1), Epoch(0), m.Active(Subtask(0)), (), handle, at, (), ()
+                JobUuid("j"), number, Timeline(1), Epoch(1), Epoch(0), m.ActiveRole(Subtask(0)), (), handle, at, (), ()
             )
         )
         self.settle()
@@ -101,7 +101,7 @@ class Writes:
         raise error
 
 
-class LostReplySink(ImmediateTable):
+class LostReplySink(ImmediateSqlTable):
     """A sink whose reply to the first write of each generation is lost."""
 
     def open_immediate(self, owner: Owner) -> ImmediateTarget:
@@ -122,12 +122,12 @@ class LostReplyTarget:
 
 
 def with_lost_replies(sink: ImmediateSink) -> ImmediateSink:
-    assert isinstance(sink, ImmediateTable)
+    assert isinstance(sink, ImmediateSqlTable)
     return LostReplySink(sink.table)
 
 
 class TestTombstones:
-    def test_of_writes_ahead_of_a_commit_are_removed_by_the_commit_that_covers_them(self, tmp_path: Path) -> None:
+    def test_tombstones_ahead_of_a_commit_are_removed_by_the_commit_that_covers_them(self, tmp_path: Path) -> None:
         it = Writes(tmp_path)
         it.write(50, place=1)
         first = it.close_epoch(50)
@@ -137,7 +137,7 @@ class TestTombstones:
         it.commit(it.close_epoch(100))
         assert it.tombstones() == 0
 
-    def test_of_an_older_generation_are_removed_once_the_newer_one_passes_them(self, tmp_path: Path) -> None:
+    def test_tombstones_of_an_older_generation_are_removed_when_the_newer_one_passes_them(self, tmp_path: Path) -> None:
         it = Writes(tmp_path)
         it.write(100, place=1, op=DELETE)
         it.begin(2, offset=0)
@@ -146,7 +146,7 @@ class TestTombstones:
         it.commit(it.close_epoch(100))
         assert it.tombstones() == 0
 
-    def test_of_a_write_whose_reply_was_lost_are_removed_too(self, tmp_path: Path) -> None:
+    def test_tombstones_of_a_write_whose_reply_was_lost_are_removed(self, tmp_path: Path) -> None:
         it = Writes(tmp_path, with_lost_replies)
         it.commit(it.close_epoch(0))
         it.write(100, place=1, op=DELETE)

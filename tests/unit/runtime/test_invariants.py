@@ -32,7 +32,7 @@ def gives_one_subtask_twice(right: Right) -> Right:
     def deploy(state: Master, now: float) -> Step:
         state, effects = right(state, now)
         assigned = {
-            w: h if h.subtask is None else replace(h, role=m.Active(Subtask(0))) for w, h in state.workers.items()
+            w: h if h.subtask is None else replace(h, role=m.ActiveRole(Subtask(0))) for w, h in state.workers.items()
         }
         return replace(state, workers=assigned), effects
 
@@ -122,7 +122,7 @@ def does_not_note_the_recovery(right: Right) -> Right:
 def takes_the_others_start(right: Right) -> Right:
     def occupied(state: append.InFlight, found: joblog.Record) -> tuple[append.Appender, list[append.Effect]]:
         after, effects = right(state, found)
-        if not isinstance(after, append.Overtaken):
+        if not isinstance(after, append.OvertakenDriver):
             return after, effects
         return append.Quiet(state.owner, after.job), [append.Appended(found, after.job)]
 
@@ -147,7 +147,7 @@ def still_misses_the_worker(right: Right) -> Right:
 def goes_on_when_it_is_fenced(right: Right) -> Right:
     def step(state: Master, event: Event, at: Moment) -> Step:
         after, effects = right(state, event, at)
-        return replace(after, phase=state.phase) if isinstance(after.log, append.Overtaken) else after, effects
+        return replace(after, phase=state.phase) if isinstance(after.log, append.OvertakenDriver) else after, effects
 
     return step
 

@@ -285,7 +285,7 @@ class TestAppends:
     @pytest.mark.parametrize("seed", SEEDS)
     @pytest.mark.parametrize("mode", [CONTINUOUS, MICROBATCH])
     @pytest.mark.parametrize("parallelism", [1, 2])
-    def test_of_any_size_give_the_same_results(
+    def test_appends_of_any_size_give_the_same_results(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, parallelism: int, seed: int
     ) -> None:
         records, found = list(phases(random.Random(seed))), []

@@ -77,12 +77,12 @@ class TestValues:
             (pa.timestamp("us", "UTC"), "1767323045"),
         ],
     )
-    def test_of_another_type_are_refused(self, kind: pa.DataType, text: str) -> None:
+    def test_json_values_of_another_type_are_refused(self, kind: pa.DataType, text: str) -> None:
         assert isinstance(x_of(kind, text), str)
         assert isinstance(one(JsonLines(column(kind)), f'{{"x": {text}}}'), str)
 
     @pytest.mark.parametrize(("unit", "number"), [("s", 1767323045), ("ms", 1767323045678), ("us", 1767323045678901)])
-    def test_of_time_may_be_integers_since_1970(self, unit: Any, number: int) -> None:
+    def test_json_times_may_be_integers_since_1970(self, unit: Any, number: int) -> None:
         kind = pa.timestamp("us", "UTC")
         digits = {"s": 0, "ms": 678_000, "us": 678_901}[unit]
         assert x_of(kind, str(number), times=unit) == AT.replace(microsecond=digits)
@@ -91,27 +91,27 @@ class TestValues:
 
 
 class TestFields:
-    def test_that_the_schema_lacks_are_ignored(self) -> None:
+    def test_json_fields_absent_from_the_schema_are_ignored(self) -> None:
         row = one(JsonLines(PAIR), '{"more": {"a": [1, {"b": null}]}, "n": 1, "text": "a", "n2": "x"}')
         assert row == {"n": 1, "text": "a"}
 
-    def test_that_are_missing_are_null_or_refused(self) -> None:
+    def test_missing_json_fields_are_null_or_refused(self) -> None:
         assert one(JsonLines(PAIR), '{"n": 1}') == {"n": 1, "text": None}
         assert one(JsonLines(PAIR), '{"text": "a"}') == "column 'n' is missing, which the job's schema does not allow"
         assert one(JsonLines(PAIR), "{}") == "column 'n' is missing, which the job's schema does not allow"
         assert one(JsonLines(PAIR), '{"n": null}') == "column 'n' is null, which the job's schema does not allow"
 
-    def test_that_are_missing_have_their_default_and_a_null_that_is_written_does_not(self) -> None:
+    def test_missing_json_fields_have_their_default_but_an_explicit_null_does_not(self) -> None:
         lines = JsonLines(PAIR, defaults={"n": 7, "text": "none"})
         values = [b'{"text": null}', b"{}", b'{"n": 1, "text": "a"}', b'{"n": null}']
         batch, refused = lines.decode(values)
         assert batch.to_pylist() == [{"n": 7, "text": None}, {"n": 7, "text": "none"}, {"n": 1, "text": "a"}]
         assert refused == {3: Refused("column 'n' is null, which the job's schema does not allow", "bytes", values[3])}
 
-    def test_that_are_given_twice_are_refused(self) -> None:
+    def test_repeated_json_fields_are_refused(self) -> None:
         assert isinstance(one(JsonLines(PAIR), '{"n": 1, "n": 2}'), str)
 
-    def test_that_are_ignored_may_be_nested_deeply_but_nothing_is_guessed_then(self) -> None:
+    def test_ignored_json_fields_may_be_deeply_nested_unless_a_field_is_missing(self) -> None:
         nested = f'"x": {"[" * 100_000}{"]" * 100_000}'
         assert one(JsonLines(PAIR), f'{{"n": 1, "text": "a", {nested}}}') == {"n": 1, "text": "a"}
         assert one(JsonLines(PAIR), f'{{"text": "a", {nested}}}') == "it is nested too deeply"
@@ -119,23 +119,23 @@ class TestFields:
 
     @pytest.mark.parametrize("bad", [b"\x9e", b"\xff\xfe", b"\xed\xa0\x80", b"\xc0\x80"])
     @pytest.mark.parametrize("field", [b'"%s":0', b'"x":"%s"', b'"x":["%s"]', b'"x":{"y":"a%s"}'])
-    def test_that_are_ignored_must_be_utf8(self, field: bytes, bad: bytes) -> None:
+    def test_ignored_json_fields_must_be_utf8(self, field: bytes, bad: bytes) -> None:
         with pytest.raises(UnicodeDecodeError):
             (value := b'{"n":1,%s}' % (field % bad)).decode()
         assert one(JsonLines(PAIR), value) == "it is not UTF-8"
 
     @pytest.mark.parametrize("word", ["NaN", "Infinity", "-Infinity", "Inf", "-NaN"])
     @pytest.mark.parametrize("field", ['"x": %s', '"x": [1, %s]', '"x": {"y": %s}'])
-    def test_that_are_ignored_must_have_no_number_that_json_lacks(self, field: str, word: str) -> None:
+    def test_ignored_json_fields_must_have_no_number_outside_json(self, field: str, word: str) -> None:
         value = f'{{"n": 1, {field % word}}}'
         with pytest.raises(msgspec.DecodeError):
             msgspec.json.decode(value)
         assert isinstance(one(JsonLines(PAIR), value), str)
 
-    def test_that_are_ignored_may_speak_of_nan(self) -> None:
+    def test_ignored_json_fields_may_contain_nan_in_text(self) -> None:
         assert one(JsonLines(PAIR), '{"n": 1, "x": ["NaN", "Infinity \u00e4"]}') == {"n": 1, "text": None}
 
-    def test_that_are_wrong_refuse_no_row_beside_them(self) -> None:
+    def test_invalid_json_fields_refuse_no_other_row(self) -> None:
         rows: list[bytes | None] = [b'{"n": 1}', b'{"n": 2, "x": NaN}', b'{"n": 3, "x": "\xff"}', b'{"n": 4}']
         batch, refused = JsonLines(PAIR).decode(rows)
         assert ([row["n"] for row in batch.to_pylist()], sorted(refused)) == ([1, 4], [1, 2])
@@ -194,7 +194,7 @@ class TestNestedFields:
             ('"open": "24:00:00"', "column 'open': '24:00:00' is not a time of day such as 09:30:00"),
         ],
     )
-    def test_of_another_type_are_refused_with_their_place(self, value: str, why: str) -> None:
+    def test_nested_json_fields_of_another_type_are_refused_with_their_path(self, value: str, why: str) -> None:
         found = one(JsonLines(ORDERS), f'{{"n": 1, {value}}}')
         assert isinstance(found, str) and found.startswith(why)
 
@@ -234,7 +234,7 @@ class TestDamage:
         assert batch.num_rows == 0 and batch.schema == PAIR
         assert refused == {0: Refused(refused[0].error, "bytes", value or b"")} and refused[0].error
 
-    def test_of_a_tombstone_says_that_it_is_one(self) -> None:
+    def test_the_refusal_of_a_tombstone_states_that_it_is_one(self) -> None:
         assert one(JsonLines(PAIR), None) == "the value is null: a tombstone, which is not a row"
 
     @given(st.lists(st.sampled_from([*DAMAGED, *WHOLE]), max_size=30))

@@ -29,13 +29,13 @@ class TestBell:
         assert bell.wait(WALL_S)
         rings.join()
 
-    def test_that_rang_before_ends_one_wait_however_often_it_rang(self) -> None:
+    def test_a_bell_that_rang_before_ends_one_wait_however_often_it_rang(self) -> None:
         bell = Bell()
         for _ in range(3):
             ring(bell)
         assert bell.wait(WALL_S) and not bell.wait(0)
 
-    def test_that_rings_too_often_for_its_pipe_stops_nothing(self) -> None:
+    def test_a_bell_rung_until_its_pipe_is_full_still_ends_a_wait(self) -> None:
         bell = Bell()
         with pytest.raises(BlockingIOError):
             while True:

@@ -32,16 +32,16 @@ def source(*arguments: Any, **named: Any) -> Any:
 
 
 class TestColumns:
-    def test_of_json_are_those_of_the_dataclass(self) -> None:
+    def test_columns_of_json_are_those_of_the_dataclass(self) -> None:
         found = source(hf.JSON(Bid))
         assert found.schema.names == ["auction", "price", "at"] and found.row_type is Bid
         assert found.lines == ("rfc3339", {"price": 1.0, "at": AT})
 
-    def test_of_raw_are_the_bytes(self) -> None:
+    def test_the_column_of_a_raw_source_has_the_bytes(self) -> None:
         found = source(hf.Raw())
         assert found.schema == pa.schema([pa.field("value", pa.binary())]) and found.row_type is None
 
-    def test_of_messages_come_last(self) -> None:
+    def test_message_metadata_columns_come_last(self) -> None:
         names = ["kafka_key", "kafka_timestamp", "kafka_partition", "kafka_offset", "kafka_headers"]
         assert source(hf.JSON(Bid), meta=True).schema.names == ["auction", "price", "at", *names]
         assert source(hf.Raw(), meta=True).schema.names == ["value", *names]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from holdfast.errors import HoldfastError
 from holdfast.runtime.sources.kafka.batches import _Partition
 from holdfast.runtime.sources.kafka.columns import Columns
-from holdfast.runtime.sources.kafka.feed import MESSAGE_BYTES, Feed, _Queue
+from holdfast.runtime.sources.kafka.feed import MESSAGE_BYTES, MessageFeed, _Queue
 from holdfast.storage.kafka.place import KafkaPlace
 
 PLACE = KafkaPlace("broker.example:9092", "orders", ())
@@ -65,9 +65,9 @@ class Consumer:
         self.closed += 1
 
 
-def fed_by(consumer: Consumer, monkeypatch: pytest.MonkeyPatch) -> Feed:
+def fed_by(consumer: Consumer, monkeypatch: pytest.MonkeyPatch) -> MessageFeed:
     """Return a feed that has this consumer whenever it opens one."""
-    feed = Feed(PLACE)
+    feed = MessageFeed(PLACE)
 
     def opened() -> Consumer:
         feed._consumer = consumer
@@ -77,7 +77,7 @@ def fed_by(consumer: Consumer, monkeypatch: pytest.MonkeyPatch) -> Feed:
     return feed
 
 
-def read(feed: Feed, partition: int, offset: int, bytes_max: int = 1 << 20) -> list[int]:
+def read(feed: MessageFeed, partition: int, offset: int, bytes_max: int = 1 << 20) -> list[int]:
     taken = feed.take(partition, offset, bytes_max)
     return [] if taken.messages is None else taken.messages.offsets.tolist()
 
@@ -118,7 +118,7 @@ class TestMessagesThatComeAgain:
 class TestFaults:
     """Once a partition has failed, the next question begins with another consumer: the failure may be over."""
 
-    def test_of_a_partition_end_with_its_consumer(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_partition_fault_ends_with_its_consumer(self, monkeypatch: pytest.MonkeyPatch) -> None:
         error = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
         consumer = Consumer([Given(0)], [Given(-1, error=error)], [Given(1), Given(2)])
         feed = fed_by(consumer, monkeypatch)

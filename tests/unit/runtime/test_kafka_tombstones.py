@@ -36,7 +36,7 @@ def tombstones(*columns: tuple[str, pa.DataType]) -> Tombstones:
 
 class TestKeys:
     @pytest.mark.parametrize(("columns", "row"), KEYS)
-    def test_that_a_sink_writes_give_the_columns_and_the_mark(
+    def test_keys_written_by_a_sink_give_the_columns_and_the_mark(
         self, columns: list[tuple[str, pa.DataType]], row: list[Any]
     ) -> None:
         schema = pa.schema(columns)
@@ -60,7 +60,9 @@ class TestKeys:
             ([("a", pa.utf8()), ("b", pa.int64())], b"[" * 100_000),
         ],
     )
-    def test_of_another_form_give_no_value(self, columns: list[tuple[str, pa.DataType]], key: bytes | None) -> None:
+    def test_keys_of_another_form_give_no_value(
+        self, columns: list[tuple[str, pa.DataType]], key: bytes | None
+    ) -> None:
         assert tombstones(*columns).value(key) is None
 
     def test_give_nothing_but_their_columns(self) -> None:
@@ -108,7 +110,7 @@ def record(id: int, name: str, **more: Any) -> bytes:
 
 @pytest.mark.kafka
 class TestTable:
-    def test_of_a_topic_lacks_the_rows_whose_last_record_has_no_value(self, kafka: KafkaServer) -> None:
+    def test_a_table_of_a_compacted_topic_lacks_rows_whose_last_record_has_no_value(self, kafka: KafkaServer) -> None:
         topic = kafka.topic(cleanup_policy="compact")
         out, dead = MemorySink(("id",)), MemorySink(None)
         app = hf.App("customers", checkpoint_every="1s", dlq=dead)

@@ -19,7 +19,7 @@ from holdfast.runtime.plan.ahead import Ahead, Read
 from holdfast.runtime.plan.source import Kept
 from holdfast.runtime.sources.kafka import reading
 from holdfast.runtime.sources.kafka.reading import OpenKafka
-from holdfast.runtime.sources.kafka.topics.catalogue import Added, Catalogue, Head, Listed, Place
+from holdfast.runtime.sources.kafka.topics.catalogue import Added, Catalogue, Listed, Place, TopicCatalogueHead
 from holdfast.runtime.sources.kafka.topics.matching import added, left_out, matches
 from holdfast.runtime.sources.kafka.topics.reading import OpenTopics
 from holdfast.runtime.sources.kafka.topics.source import TopicsSource
@@ -30,7 +30,7 @@ from holdfast.storage.objects import LocalObjects, MemoryObjects
 from holdfast.testing import TestDriver
 
 HOST = "broker.example:9092"
-HEAD = Head(folder="topics-a", cluster="c")
+HEAD = TopicCatalogueHead(folder="topics-a", cluster="c")
 ORDERS = re.compile(r"orders[.].*")
 
 
@@ -71,7 +71,7 @@ class TestMeantTopics:
     def test_have_names_that_match_as_a_whole_and_are_not_internal(self, pattern: str, name: str, meant: bool) -> None:
         assert matches(re.compile(pattern), name) is meant
 
-    def test_that_a_narrower_pattern_leaves_out_are_known(self) -> None:
+    def test_topics_excluded_by_a_narrower_pattern_are_known(self) -> None:
         assert left_out(re.compile("orders[.]de"), ["orders.fr", "orders.de", "orders.at"]) == [
             "orders.at",
             "orders.fr",
@@ -79,7 +79,7 @@ class TestMeantTopics:
 
 
 class TestNumbers:
-    def test_of_what_a_listing_found_follow_those_before_by_name(self) -> None:
+    def test_newly_listed_partitions_are_numbered_after_known_ones_by_name(self) -> None:
         known = {"d": Listed("1", (0, 1)), "e": Listed("2", (2,))}
         found = {"e": topic("2", 3), "d": topic("1", 2), "a": topic("3", 1)}
         assert added(known, found) == [Added("a", "3", 1), Added("e", "2", 2)]
@@ -105,7 +105,7 @@ class TestNumbers:
             )
             before = {number: place for number, place in numbered.items() if place is not None}
 
-    def test_that_another_driver_took_are_not_given_twice(self) -> None:
+    def test_partition_numbers_taken_by_another_driver_are_not_assigned_twice(self) -> None:
         store = MemoryObjects()
         fast, slow = Catalogue(store, HEAD), Catalogue(store, HEAD)
         assert fast.append([Added("a", "1", 2)]) and not slow.append([Added("b", "2", 1)])
@@ -147,7 +147,7 @@ class TestIdentity:
         assert opened.identity(1, 5) == "kafka-topics 1 c 1 1 orders.de"
         assert opened.identity(2, 5) == "kafka-topics 2 c - 0 orders.fr"
 
-    def test_of_another_numbering_or_another_source_is_refused(self, tmp_path: Path) -> None:
+    def test_an_identity_with_another_numbering_or_source_is_refused(self, tmp_path: Path) -> None:
         opened = self.opened(tmp_path).open()
         why = opened.changed("kafka-topics 1 c 1 0 orders.fr")
         assert why is not None and "does not have partition 0 of topic 'orders.fr', which was read, as" in why
@@ -191,7 +191,7 @@ class TestSource:
         ],
     )
     @pytest.mark.parametrize("delivery", ["transactional", "at-least-once"])
-    def test_that_would_read_what_the_job_writes_is_refused(
+    def test_a_source_that_would_read_the_jobs_own_output_is_refused(
         self, tmp_path: Path, servers: str, topic: str, is_read: bool, delivery: Any
     ) -> None:
         app = hf.App("orders", root=str(tmp_path))
@@ -205,7 +205,7 @@ class TestSource:
         ):
             app.plan()
 
-    def test_of_a_job_that_goes_on_has_its_catalogue_and_nothing_of_starts_that_made_none(self, tmp_path: Path) -> None:
+    def test_a_resumed_source_keeps_its_catalogue_and_no_leftovers_of_unfinished_starts(self, tmp_path: Path) -> None:
         store = LocalObjects(tmp_path / "job")
         write_head(store, HEAD)
         store.put(f"{HEAD.folder}/0", b"of this one")
@@ -226,7 +226,7 @@ class TestSource:
 
 
 class TestConnection:
-    def test_that_was_opened_before_a_topic_was_added_knows_its_ends(
+    def test_a_connection_opened_before_a_topic_was_added_reads_its_end_offsets(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         store = LocalObjects(tmp_path)
@@ -354,7 +354,9 @@ class TestTopicThatIsDeleted:
         assert gone == [True, False, True, False]
         assert 105.0 <= now[0] < 105.2
 
-    def test_that_appears_after_the_wait_is_seen(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_topic_that_reappears_after_the_wait_is_detected(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         brokers = Brokers(monkeypatch)
         for name in ("orders.de", "orders.fr"):
             brokers.has(name, name)

@@ -20,11 +20,11 @@ from holdfast.errors import LocalDamaged, Unavailable
 from holdfast.model import NO_EPOCH, Epoch, Generation, JobUuid, SegmentRef, SnapshotHandle, Subtask, Timeline, WorkerId
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.runtime.testing.lanes import InlineLane, VirtualClock
-from holdfast.runtime.wire.messages import Active, Deploy
+from holdfast.runtime.wire.messages import ActiveRole, Deploy
 from holdfast.runtime.worker.compaction import CompactJob
 from holdfast.runtime.worker.local import kept as local_kept
 from holdfast.runtime.worker.local.home import Home
-from holdfast.runtime.worker.local.opened import LocalFolders, Opened
+from holdfast.runtime.worker.local.opened import LocalFolders, OpenStore
 from holdfast.runtime.worker.local.upkeep import Upkeep
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.local.image import Wanted
@@ -76,13 +76,13 @@ class Life:
     def target(self) -> Deploy:
         lineage = {self.epoch: f"manifest {self.epoch}"} if self.epoch else {}
         place = JOB, Generation(1), Timeline(1), Epoch(self.epoch + 1), self.epoch
-        return Deploy(*place, Active(Subtask(0)), (), self.handle, (), (), (), lineage=lineage)
+        return Deploy(*place, ActiveRole(Subtask(0)), (), self.handle, (), (), (), lineage=lineage)
 
     @contextmanager
     def run(self) -> Iterator[StateStore]:
         """Open the state as a worker does; its rows must be those of the model."""
         self.root.read = []
-        self.opened: Opened = LocalFolders(self.home).open(PLAN, self.target, WORKER, self.root)
+        self.opened: OpenStore = LocalFolders(self.home).open(PLAN, self.target, WORKER, self.root)
         self.lane, self.clock = InlineLane(), VirtualClock()
         self.upkeep = Upkeep(self.lane, self.clock, self.opened, self.image_from)
         assert self.shown(self.opened.store) == self.rows
@@ -246,7 +246,7 @@ class TestAnImageOfAnotherHistory:
 
 class TestDamage:
     @pytest.mark.parametrize("at", [0.0, 0.3, 0.99])
-    def test_of_an_image_is_found_and_the_root_is_read(self, life: Life, at: float) -> None:
+    def test_damage_to_an_image_is_detected_and_the_root_is_read(self, life: Life, at: float) -> None:
         for path in life.files():
             data = bytearray(path.read_bytes())
             place = int(at * (len(data) - 1))
@@ -267,7 +267,7 @@ class TestDamage:
             return
         opened.close()  # the byte is behind what the arrays use
 
-    def test_of_a_copy_makes_it_unused(self, life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_damage_to_a_copy_makes_it_unused(self, life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
         opened = LocalFolders(life.home).open(PLAN, life.target, WORKER, life.root)
         assert opened.kept is not None
         newest = life.handle.segments[-1].object
@@ -278,7 +278,7 @@ class TestDamage:
 
 
 class TestRenewal:
-    def test_that_fails_leaves_the_image_before(self, life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_failed_renewal_leaves_the_previous_image(self, life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
         with life.run() as store:
             life.change(store)
             with monkeypatch.context() as patch:
@@ -304,7 +304,9 @@ class TestRenewal:
                 assert life.shown(store) == life.rows
         assert len({path.parent for path in life.files()}) == 1
 
-    def test_that_reads_an_unreachable_root_is_tried_again(self, life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_renewal_that_reads_an_unreachable_root_is_retried(
+        self, life: Life, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         life.home = replace(life.home, machine="another")
         with life.run() as store:
             life.change(store)

@@ -24,7 +24,7 @@ from holdfast.runtime.rows.state_types import shape_of, state_type
 from holdfast.sinks.memory.sink import MemorySink
 from holdfast.state.collections.lists import Lists
 from holdfast.state.keys.batch import KeyType
-from holdfast.state.tables.table import Table
+from holdfast.state.tables.table import StateTable
 from holdfast.testing import TestDriver
 
 IN_BOTH_MODES = True
@@ -251,7 +251,7 @@ class TestCollections:
     def test_a_change_that_can_be_undone_copies_no_list(self, change: Callable[[ListCell], object]) -> None:
         users = KeyType(("id",), (pa.utf8(),), (False,))
         spec = Lists.spec(0, "long", users, [state_type(VALUE, int).column])
-        cell = ListCell(Table(spec, 8), state_type(VALUE, int), "event", 0)
+        cell = ListCell(StateTable(spec, 8), state_type(VALUE, int), "event", 0)
         cell.begin(Frame(users.encode([pa.array(["a"])]), np.zeros(1, np.int64), journal=[]))
         for n in range(20_000):
             cell.append(n)

@@ -196,7 +196,7 @@ class TestSearch:
         count.die(records(64, 128)).die(records(77, 78, digest=7)).die(records(77, 78, digest=7))
         assert [killer.digest for killer in count.suspect.killers] == [7]
 
-    def test_of_a_single_row_ends_the_run_if_every_limit_was_kept_and_no_row_is_found(self) -> None:
+    def test_a_search_of_single_rows_ends_the_run_after_its_limits_without_a_guilty_row(self) -> None:
         count = Counting(source=None, leaves_out=True)
         for number in range(UNPROVEN_MAX - 1):
             assert count.die(At(1, digest=number + 1)).guilty is None

@@ -136,12 +136,14 @@ class TestPortions:
         assert [(at.rows, at.offset) for at in played.noted] == [(2, 100), (3, 102), (3, 105), (2, 108)]
 
     @pytest.mark.parametrize("suspect", [Suspect("", 1), Suspect("", 1, 2, 100, 110)], ids=["shuffle", "results"])
-    def test_of_rows_without_offsets_are_small_until_some_epochs_are_closed(self, how: str, suspect: Suspect) -> None:
+    def test_portions_of_rows_without_offsets_are_small_until_several_epochs_close(
+        self, how: str, suspect: Suspect
+    ) -> None:
         before = Played(how, suspects=[suspect], arrival=None, between=barriers(LIMITED_EPOCHS - 1))
         after = Played(how, suspects=[suspect], arrival=None, between=barriers(LIMITED_EPOCHS))
         assert (len(before.noted), len(after.noted)) == (10, 1)
 
-    def test_of_one_row_behind_a_shuffle_are_noted_by_a_hash(self, how: str) -> None:
+    def test_single_rows_behind_a_shuffle_are_noted_by_a_hash(self, how: str) -> None:
         noted = Played(how, suspects=[Suspect("", 1)], arrival=None).noted
         assert {(at.rows, at.partition) for at in noted} == {(1, -1)}
         assert len({at.digest for at in noted}) == 10

@@ -11,7 +11,7 @@ import pytest
 import holdfast as hf
 from holdfast.errors import ConfigError
 from holdfast.model import NO_EPOCH, Epoch, Generation, JobUuid, SnapshotHandle, Subtask, Timeline, WorkerId
-from holdfast.runtime.wire.messages import Active, Deploy
+from holdfast.runtime.wire.messages import ActiveRole, Deploy
 from holdfast.runtime.wire.presence import machine_id
 from holdfast.runtime.worker.local.home import Home
 from holdfast.runtime.worker.local.opened import LocalFolders
@@ -31,7 +31,7 @@ def folders(root: Path, machine: str, boot: str) -> set[str]:
     bids = app.source("bids", hf.Generator(Bid, lambda i: Bid(i), count=1))
     bids.key_by("auction").agg("hot", bids=hf.count()).sink("out", hf.SQLite("unused.db", table="hot", key=["auction"]))
     handle = SnapshotHandle(Subtask(0), (0, 8), (), NO_EPOCH, ())
-    deploy = Deploy(JOB, Generation(1), Timeline(1), Epoch(1), NO_EPOCH, Active(Subtask(0)), (), handle, (), (), ())
+    deploy = Deploy(JOB, Generation(1), Timeline(1), Epoch(1), NO_EPOCH, ActiveRole(Subtask(0)), (), handle, (), (), ())
     local = LocalFolders(Home(root, machine, boot))
     local.open(app.plan(), deploy, WorkerId("w"), MemoryObjects()).close()
     return {path.relative_to(root).as_posix() for path in root.glob("*/*")}

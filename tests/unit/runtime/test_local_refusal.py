@@ -22,7 +22,7 @@ from holdfast.ports import ObjectStore
 from holdfast.runtime.config.settings import resolve
 from holdfast.runtime.job import explain, status
 from holdfast.runtime.job.live import Status
-from holdfast.runtime.processes.host import Session, WorkerTask
+from holdfast.runtime.processes.host import WorkerSession, WorkerTask
 from holdfast.runtime.processes.tls import make_credentials
 from holdfast.runtime.wire.mailbox import Mailbox
 from holdfast.runtime.worker.local.home import Home
@@ -278,7 +278,7 @@ class TestLogOfAWorker:
         task = WorkerTask(pairs_app().plan(), "root", ("here", 1), make_credentials(False), resolve(pairs_app()))
         with counting(disk) as t:
             (member,) = t.cluster.members.values()
-            session = Session(task, member.loop, Mailbox())
+            session = WorkerSession(task, member.loop, Mailbox())
             for act in (disk.refuse, disk.heal):
                 act()
                 for _ in range(20):

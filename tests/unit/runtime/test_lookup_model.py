@@ -22,7 +22,7 @@ import holdfast as hf
 from holdfast.runtime.plan.compiler import Plan
 from holdfast.sinks.memory.sink import MemorySink
 from holdfast.state.keys.batch import Keys
-from holdfast.state.tables.table import Table
+from holdfast.state.tables.table import StateTable
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 BEGIN_US = int(BEGIN.timestamp()) * 1_000_000
@@ -328,7 +328,9 @@ class TestVersions:
         play.do_time(0)
         play.do_rows([("ab"[n % 2], 1_000 * n) for n in range(1, 9_000)])
         with monkeypatch.context() as patch:
-            patch.setattr(Table, "present_parts", lambda table: pytest.fail(f"all rows of {table.spec.name} are read"))
+            patch.setattr(
+                StateTable, "present_parts", lambda table: pytest.fail(f"all rows of {table.spec.name} are read")
+            )
             for ms in (500, 3_500, 6_500):
                 play.do_time(1_000 * ms)
                 play.do_barrier(True)

@@ -17,7 +17,7 @@ from holdfast.runtime.cli.operate.status import _sources
 from holdfast.runtime.driver.background.loss_alarm import LOOK_EVERY_S, WINDOW_S, LossAlarm
 from holdfast.runtime.job.live import SourceRow, Status
 from holdfast.runtime.job.status import RECORDS_AT_RISK, records_at_risk, with_oldest
-from holdfast.runtime.plan.loss import Look, Risk, at_risk, described
+from holdfast.runtime.plan.loss import PartitionLook, Risk, at_risk, described
 from holdfast.runtime.plan.model import SourceSpec
 from holdfast.runtime.plan.source import Kept
 from holdfast.traits import SourceTraits
@@ -51,8 +51,8 @@ class TestRisk:
     def test_is_what_is_removed_before_it_is_read(
         self, earlier: tuple[int, Kept] | None, position: int, kept: Kept, expected: Risk | None
     ) -> None:
-        before = None if earlier is None else Look(0.0, *earlier)
-        assert at_risk(before, Look(100.0, position, kept), HOUR_S) == expected
+        before = None if earlier is None else PartitionLook(0.0, *earlier)
+        assert at_risk(before, PartitionLook(100.0, position, kept), HOUR_S) == expected
 
     def test_is_described_with_offsets_and_pace(self) -> None:
         said = described("orders", 3, Risk(30, 40_000, 0, 2.5), "3,600 s")
@@ -193,7 +193,7 @@ class TestAlarm:
             step()
         assert (len(watched.topic.asked), watched.topic.closed) == (1, [True])
 
-    def test_of_no_time_asks_nothing(self) -> None:
+    def test_an_alarm_of_zero_duration_queries_nothing(self) -> None:
         watched = Watched(within_s=0.0)
         watched.pass_time(WINDOW_S, 30)
         watched.alarm.close()

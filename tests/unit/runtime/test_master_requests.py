@@ -11,20 +11,20 @@ import pytest
 from master_runs import B, Run, replaced, running
 
 from holdfast.model import Generation
-from holdfast.runtime.driver.requests import Answer, carry_out
+from holdfast.runtime.driver.requests import RequestAnswer, carry_out
 from holdfast.runtime.driver.state import SAVEPOINTS_WAITING_MAX, Stopping
 
 FIRST = Generation(1)
-ACCEPTED = Answer(True, Generation(1))
+ACCEPTED = RequestAnswer(True, Generation(1))
 
 
-def ask(run: Run, kind: str, generation: int = 1, first: Generation = FIRST, **args: Any) -> Answer | None:
+def ask(run: Run, kind: str, generation: int = 1, first: Generation = FIRST, **args: Any) -> RequestAnswer | None:
     state, effects, answer = carry_out(run.state, kind, args, generation, first)
     run.take((state, effects))
     return answer
 
 
-def refused(answer: Answer | None) -> str:
+def refused(answer: RequestAnswer | None) -> str:
     assert answer is not None and not answer.accepted and answer.reason is not None
     return answer.reason
 
@@ -46,7 +46,7 @@ class TestGenerationOfARequest:
         run = running()
         run.lose(B)
         replaced(run)
-        assert ask(run, "stop", generation=1) == Answer(True, Generation(2))
+        assert ask(run, "stop", generation=1) == RequestAnswer(True, Generation(2))
         assert run.state.ending == Stopping()
 
     @pytest.mark.parametrize(

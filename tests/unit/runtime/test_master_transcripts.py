@@ -40,9 +40,9 @@ from holdfast.runtime.driver.events import (
     SourcesListed,
     SourcesUnlisted,
     StoreManifest,
-    StreamClosed,
     SweepObjects,
     TargetsRepaired,
+    WorkerStreamClosed,
 )
 from holdfast.runtime.driver.partitions import counts_of
 from holdfast.runtime.driver.requests import carry_out
@@ -177,7 +177,7 @@ class Played:
             case ["close"]:
                 self.step(EpochAsked())
             case ["lose", name]:
-                self.step(StreamClosed(WorkerId(name), "stream closed"))
+                self.step(WorkerStreamClosed(WorkerId(name), "stream closed"))
             case ["end", "launch", number, *why]:
                 self.step(LaunchEnded(int(number), " ".join(why)))
             case ["list", "only", *partitions]:
@@ -246,7 +246,7 @@ class Played:
             "ended" in flags,
             "broken" in flags,
             done,
-            m.Progress(),
+            m.WorkerProgress(),
             caught_up="caught-up" in flags,
             quiet=Epoch(int(flags.get("quiet", 0))),
             partitions=counts_of(self.run.state)[subtask],

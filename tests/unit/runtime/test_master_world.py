@@ -53,8 +53,8 @@ from holdfast.runtime.driver.events import (
     SourcesListed,
     SourcesUnlisted,
     StoreManifest,
-    StreamClosed,
     Tick,
+    WorkerStreamClosed,
 )
 from holdfast.runtime.driver.invariants import validate
 from holdfast.runtime.driver.state import Master, Rules
@@ -222,7 +222,7 @@ class World:
         self.cut(host)
         notices: list[Callable[[], None]] = [
             lambda: self.perform(
-                driver, *master.step(driver.state, StreamClosed(host.id, "stream closed"), Moment(self.now))
+                driver, *master.step(driver.state, WorkerStreamClosed(host.id, "stream closed"), Moment(self.now))
             ),
             lambda: self.perform(
                 driver, *master.step(driver.state, LaunchEnded(host.launch, "killed"), Moment(self.now))
@@ -287,7 +287,7 @@ class World:
                 case worker.CloseFragment(_, barrier):
                     self.read_source(host)
                     self.close_epoch(host, barrier)
-                case worker.Begin(positions):
+                case worker.AddPartitions(positions):
                     assert not host.offsets.keys() & {at.partition for at in positions}, "a partition is read twice"
                     host.offsets |= {at.partition: at.offset for at in positions}
                     host.staged_from |= {at.partition: at.offset for at in positions}
@@ -295,7 +295,7 @@ class World:
                     part = worker.part_of(host.machine, effect, ())
                     part = SubtaskPart(part.subtask, part.positions, part.segment, part.staged, self.known(host))
                     host.outbox.append(m.Ack(host.id, machine.generation, effect.epoch, part))
-                case worker.Deliver(pending):
+                case worker.QueueOutput(pending):
                     self.queue(host, pending)
 
     def close_epoch(self, host: Host, barrier: Barrier) -> None:
@@ -341,7 +341,9 @@ class World:
             generation = Generation(0) if host.deploy is None else host.deploy.generation
             read = host.deploy is not None and all(offset >= LENGTH for offset in host.offsets.values())
             broken, known, count = host.broken == generation > 0, self.known(host), len(host.offsets)
-            beat = m.Heartbeat(host.id, generation, read and self.sealed, broken, known, m.Progress(), partitions=count)
+            beat = m.Heartbeat(
+                host.id, generation, read and self.sealed, broken, known, m.WorkerProgress(), partitions=count
+            )
             host.outbox.append(beat)
 
     # Order

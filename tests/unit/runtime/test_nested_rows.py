@@ -358,7 +358,7 @@ class TestSteps:
 
 
 class TestAggregates:
-    def test_of_the_users_own_keep_members_and_ids(self) -> None:
+    def test_user_defined_aggregates_keep_enum_members_and_uuids(self) -> None:
         @dataclass
         class Newest:
             color: Color = Color.BLUE

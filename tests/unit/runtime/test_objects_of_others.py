@@ -59,14 +59,14 @@ def root(tmp_path: Path) -> Path:
 
 class TestRequests:
     @pytest.mark.parametrize("kind", OTHERS)
-    def test_of_others_do_not_hold_up_a_real_one(self, root: Path, kind: str) -> None:
+    def test_foreign_objects_among_requests_do_not_delay_a_real_request(self, root: Path, kind: str) -> None:
         store = LocalObjects(root)
         OTHERS[kind](root / "requests" / "0.json")
         name = ask(store, "savepoint", {"name": "v1"}, 1)
         assert [each.id for each in Inbox(store).poll()] == [name]
 
     @pytest.mark.parametrize("kind", NO_FILES)
-    def test_that_are_no_files_are_reported(self, root: Path, kind: str) -> None:
+    def test_requests_that_are_not_files_are_reported(self, root: Path, kind: str) -> None:
         NO_FILES[kind](root / "requests" / "0.json")
         inbox = Inbox(LocalObjects(root))
         for _ in range(requests.UNREADABLE_AFTER):
@@ -74,7 +74,7 @@ class TestRequests:
         assert list(inbox.unreadable) == ["requests/0.json"]
 
     @pytest.mark.parametrize("kind", [*LARGE, "nested JSON"])
-    def test_that_are_no_requests_are_refused(self, root: Path, kind: str) -> None:
+    def test_objects_that_are_not_requests_are_refused(self, root: Path, kind: str) -> None:
         store = LocalObjects(root)
         OTHERS[kind](root / "requests" / "0.json")
         assert Inbox(store).poll() == []

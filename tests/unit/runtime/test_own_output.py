@@ -98,7 +98,7 @@ class TestFolderOfASink:
             ("/lake/data", "s3://lake/data/out"),
         ],
     )
-    def test_that_the_source_does_not_read_is_planned(self, kind: str, read: str, written: str) -> None:
+    def test_a_sink_folder_outside_the_source_is_planned(self, kind: str, read: str, written: str) -> None:
         if kind != "sqlite" or "://" not in written:
             planned(read, SINKS[kind](written))
 
@@ -108,7 +108,7 @@ class TestFolderOfASink:
             planned("/data/auction=7/date=2026-11-27", written)
         planned("/data/auction=7/in", written)
 
-    def test_of_dead_letters_is_refused_too(self) -> None:
+    def test_a_dead_letter_folder_inside_the_source_is_refused(self) -> None:
         app = hf.App("bids", dlq=hf.Log("/data/letters"))
         app.source("bids", hf.Files("/data", Bid, "jsonl"), on_error="dlq").sink("out", hf.Files("/out"))
         with pytest.raises(hf.ConfigError, match="and so also the rows that sink 'dlq' writes to log"):
@@ -131,7 +131,7 @@ class TestRoot:
     @pytest.mark.parametrize(
         ("read", "root"), [("/data", "/data/.holdfast"), ("/data/in", "/data"), ("/data", "/root")]
     )
-    def test_that_no_source_reads_is_accepted(self, read: str, root: str) -> None:
+    def test_a_root_that_no_source_reads_is_accepted(self, read: str, root: str) -> None:
         refuse(own_root.refusal(planned(read, hf.Files("/out")), root))
 
 
@@ -158,7 +158,7 @@ class TestLogOfASink:
     @pytest.mark.parametrize("spelled", ["bids", "./bids/", "x/../bids", "linked", "above/bids", "above/above/linked"])
     @pytest.mark.parametrize("scheme", ["", "file://"])
     @pytest.mark.parametrize("written", [False, True])
-    def test_that_the_source_reads_is_refused_in_any_spelling(
+    def test_a_sink_log_that_the_source_reads_is_refused_in_any_spelling(
         self, log: Path, spelled: str, scheme: str, written: bool
     ) -> None:
         other = f"{scheme}{log.parent}/{spelled}"
@@ -169,13 +169,13 @@ class TestLogOfASink:
     def test_beside_it_is_planned(self, log: Path, other: str) -> None:
         assert refused(hf.Log(log, Bid), hf.Log(log.parent / other)) == ""
 
-    def test_of_dead_letters_is_refused_too(self, log: Path) -> None:
+    def test_a_dead_letter_log_that_the_source_reads_is_refused(self, log: Path) -> None:
         app = hf.App("bids", dlq=hf.Log(log.parent / "linked"))
         app.source("bids", hf.Log(log, Bid)).sink("out", hf.Log(log.parent / "out"))
         with pytest.raises(hf.ConfigError, match="and so also the rows that sink 'dlq' writes to log"):
             app.plan()
 
-    def test_that_a_captured_table_fills_is_refused(self, log: Path) -> None:
+    def test_a_sink_log_filled_by_a_captured_table_is_refused(self, log: Path) -> None:
         source = hf.SQLiteChanges(log.parent / "sales.db", "bids", into=hf.Log(log))
         assert "and so also the rows that sink 'out' writes to log" in refused(source, hf.Log(log.parent / "linked"))
 
@@ -205,7 +205,7 @@ class TestTopicOfASink:
 class TestTableOfASink:
     @pytest.mark.parametrize(("table", "is_one"), [("bids", True), ("BIDS", True), ("totals", False)])
     @pytest.mark.parametrize("file", ["sales.db", "linked.db"])
-    def test_that_is_captured_into_the_source_is_refused(
+    def test_a_sink_table_captured_into_the_source_is_refused(
         self, tmp_path: Path, table: str, is_one: bool, file: str
     ) -> None:
         with closing(sqlite3.connect(tmp_path / "sales.db")) as db:
@@ -226,7 +226,7 @@ class TestTableOfASink:
             ("postgresql://app@db/other", "bids", "public", False),
         ],
     )
-    def test_of_postgres_is_compared_by_server_database_and_schema(
+    def test_postgres_sink_tables_are_compared_by_server_database_and_schema(
         self, tmp_path: Path, dsn: str, table: str, schema: str, is_one: bool
     ) -> None:
         source = hf.PostgresChanges("postgresql://app@db/sales", "bids", into=hf.Log(tmp_path / "log")).source()

@@ -25,7 +25,7 @@ from holdfast.runtime.driver.events import (
     SourcesUnlisted,
     TargetsRepaired,
 )
-from holdfast.runtime.driver.requests import Answer
+from holdfast.runtime.driver.requests import RequestAnswer
 from holdfast.runtime.driver.state import Interrupted, Rules
 from holdfast.runtime.job.explain import findings
 from holdfast.runtime.job.status import of_run
@@ -139,7 +139,7 @@ class TestListings:
             again = asked(run, every or 10.0)
             assert (again.number, 3 in again.known["s"]) == (2, until is None and every > 0)
 
-    def test_of_a_run_to_fixed_ends_ignore_a_partition_that_a_source_must_not_get(self) -> None:
+    def test_listings_to_fixed_ends_ignore_a_partition_of_a_source_that_must_not_grow(self) -> None:
         until = {"s": {0: 5, 1: 5, 2: 5}}
         run, first = listing(replace(EVERY, until=until, loses_partitions=True, fixed={"s": "out"}))
         run.answer(first, at(3))
@@ -192,7 +192,7 @@ class TestAssignment:
         close(run, 2, (), (at(1, 2), at(3, 9)))
         assert stands(run)[3] == 9
 
-    def test_of_an_epoch_that_was_given_up_is_repeated_with_the_next_trigger(self) -> None:
+    def test_the_assignment_of_an_abandoned_epoch_is_repeated_with_the_next_trigger(self) -> None:
         run = grown(3)
         run.pass_time(10.0)
         effects = run.pass_time(RULES.epoch_deadline + 2.0)
@@ -201,7 +201,7 @@ class TestAssignment:
         close(run, 2, (), (at(3, 5),))
         assert stands(run) == {3: 5}
 
-    def test_of_partitions_discovered_after_the_trigger_waits_for_the_next_one(self) -> None:
+    def test_partitions_discovered_after_the_trigger_are_assigned_with_the_next_one(self) -> None:
         run, first = listing()
         run.pass_time(10.0)
         run.answer(first, at(3))
@@ -273,7 +273,7 @@ class TestRecoveries:
         run.answer(first, at(3))
         assert triggers(run.pass_time(10.0))[0].assignment == (THREE,)
 
-    def test_of_another_driver_keep_partitions_of_the_base_that_it_did_not_list(self) -> None:
+    def test_recovery_by_another_driver_keeps_partitions_of_the_base_that_it_did_not_list(self) -> None:
         """It listed the sources, then the partition was added, discovered, and read by the driver before it."""
         run = grown(3)
         run.pass_time(10.0)
@@ -286,7 +286,7 @@ class TestRecoveries:
         run.register(A, B)
         assert deployed(run)[3] == at(3, 9)
 
-    def test_of_another_driver_with_another_order_keep_the_subtask_of_a_partition(self) -> None:
+    def test_recovery_by_a_driver_with_another_order_keeps_the_subtask_of_a_partition(self) -> None:
         """P20: otherwise the new writer's output could overtake output that the old one has not delivered yet."""
         run = grown(4)
         assert triggers(run.pass_time(10.0))[0].assignment == (m.Assigned(at(4), Subtask(1)),)
@@ -307,7 +307,7 @@ class TestRecoveries:
         close(run, 2)
         run.pass_time(10.0)
         close(run, 3, (), (at(3, 9),))
-        assert ask(run, "rewind", epoch=1, timeline=1) == Answer(True, Generation(1))
+        assert ask(run, "rewind", epoch=1, timeline=1) == RequestAnswer(True, Generation(1))
         run.pass_time(0.0)
         run.append()
         run.take(master.step(run.state, ManifestLoaded(run.manifests[0]), Moment(run.now)))

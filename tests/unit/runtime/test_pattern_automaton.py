@@ -14,8 +14,8 @@ from holdfast.runtime.operators.patterns.automaton import (
     PAST_LAST,
     Automaton,
     Partial,
-    Row,
-    Stage,
+    PatternRow,
+    PatternStage,
     TooManyPartials,
 )
 
@@ -32,13 +32,13 @@ UNLIMITED = 10**9
 def automaton_of(
     wants: tuple[Want, ...], skip: str, within_us: int, alike: bool = False, limit: int = UNLIMITED
 ) -> Automaton:
-    stages, guards = list[Stage](), list[int]()
+    stages, guards = list[PatternStage](), list[int]()
     for number, want in enumerate(wants):
         if want.how == "not_followed_by":
             guards.append(number)
         else:
             shape = want.how == "then", want.least, want.most, want.consecutive
-            stages.append(Stage(want.name, number, *shape, tuple(guards)))
+            stages.append(PatternStage(want.name, number, *shape, tuple(guards)))
             guards = []
     return Automaton(tuple(stages), tuple(guards), within_us, skip, limit, alike)
 
@@ -68,7 +68,7 @@ def run_of(automaton: Automaton, wants: tuple[Want, ...], events: list[Event], e
 
     alive, found, left_out, counts = list[Partial](), list[Partial](), list[Event](), list[int]()
     for number, event in enumerate(events):
-        row = Row(round((event.at - at(0)).total_seconds() * 1e6), number, number)
+        row = PatternRow(round((event.at - at(0)).total_seconds() * 1e6), number, number)
         alive, over = automaton.expire(alive, row.at_us)
         found += over
         try:
@@ -111,11 +111,11 @@ class TestAutomaton:
         wants = PATTERNS["relaxed"][0]._replace(least=3, most=100), PATTERNS["relaxed"][1]
         automaton, alive = automaton_of(wants, skip, 10_000_000_000, alike=True), list[Partial]()
         for number in range(150):
-            alive, _ = automaton.advance(alive, Row(number, number, number), 1, lambda *_: True)
+            alive, _ = automaton.advance(alive, PatternRow(number, number, number), 1, lambda *_: True)
         per_row = Counter(partial.rows[0] for partial in alive)
         assert len(per_row) == 150 and max(per_row.values()) == most
 
-    def test_of_two_matches_that_end_together_the_longer_one_counts(self) -> None:
+    def test_the_longer_of_two_matches_that_end_together_counts(self) -> None:
         wants = PATTERNS["some"]
         events = [Event(n, "u", kind, 0, at(n)) for n, kind in enumerate("abbc")]
         assert matches_of(automaton_of(wants, PAST_LAST, 10_000_000), wants, events, 99_000_000) == ["a:0 b:1,2 c:3"]
@@ -161,17 +161,17 @@ class TestLimit:
         with pytest.raises(TooManyPartials):
             for number in range(100):
                 met, largest = 0, max(largest, len(alive))
-                alive, _ = automaton.advance(alive, Row(number, number, number), -1, holds)
+                alive, _ = automaton.advance(alive, PatternRow(number, number, number), -1, holds)
         assert 500 < largest <= 1_000
         assert met < largest
 
     def test_more_partial_matches_of_an_earlier_run_are_kept_but_none_is_added(self) -> None:
         wants = PATTERNS["relaxed"]
-        alive = [Partial(1, 0, (Row(n, n, n),), (0,)) for n in range(5)]
+        alive = [Partial(1, 0, (PatternRow(n, n, n),), (0,)) for n in range(5)]
         automaton = automaton_of(wants, "none", 10_000_000, limit=2)
         only: Any = lambda condition, row, partial: condition == 1
         every: Any = lambda *_: True
-        after, complete = automaton.advance(alive, Row(9, 9, 9), -1, only)
+        after, complete = automaton.advance(alive, PatternRow(9, 9, 9), -1, only)
         assert [each.stage for each in after] == [2] * 5 and complete == []
         with pytest.raises(TooManyPartials):
-            automaton.advance(alive, Row(9, 9, 9), -1, every)
+            automaton.advance(alive, PatternRow(9, 9, 9), -1, every)

@@ -11,7 +11,7 @@ import holdfast as hf
 from holdfast.errors import ConfigError, JobFailed
 from holdfast.runtime.cli.start.run import error_of
 from holdfast.runtime.driver.gathering import local_paths
-from holdfast.runtime.execution.executing import Outcome
+from holdfast.runtime.execution.executing import RunOutcome
 from holdfast.testing import TestDriver
 from tests.unit.runtime.statuses import status_with
 
@@ -94,7 +94,7 @@ class TestWorkersOnOtherMachines:
 
     def test_end_the_command_as_wrong_use(self, tmp_path: Path) -> None:
         error = ConfigError("a worker came up elsewhere", next_step="use URLs").report()
-        refused = error_of(Outcome("refused", error, status_with()), "hot")
-        failed = error_of(Outcome("failed", error, status_with()), "hot")
+        refused = error_of(RunOutcome("refused", error, status_with()), "hot")
+        failed = error_of(RunOutcome("failed", error, status_with()), "hot")
         assert type(refused) is ConfigError and refused.what == "a worker came up elsewhere"
         assert type(failed) is JobFailed

@@ -17,10 +17,10 @@ from psycopg.errors import LockNotAvailable
 
 import holdfast as hf
 from holdfast.errors import ConfigError, NotAdmitted, Unavailable
-from holdfast.runtime.capture.postgres.following import Limits
+from holdfast.runtime.capture.postgres.following import CaptureLimits
 from holdfast.runtime.capture.postgres.messages import lsn_of
 from holdfast.runtime.capture.postgres.probing import probed
-from holdfast.runtime.capture.postgres.process import Capture
+from holdfast.runtime.capture.postgres.process import PostgresCapture
 from holdfast.runtime.capture.postgres.slots import publication_of
 from holdfast.runtime.capture.postgres.snapshot import create_slot
 from holdfast.runtime.sources.postgres.catalogue import RDS_REPLICATION, check_server, connected, described
@@ -30,7 +30,7 @@ from holdfast.storage.objects import MemoryObjects
 
 pytestmark = pytest.mark.thorough
 
-EAGER = Limits(linger_ms=1, idle_bytes=1)
+EAGER = CaptureLimits(linger_ms=1, idle_bytes=1)
 
 
 class Table:
@@ -42,9 +42,9 @@ class Table:
         self.of: Capturing = source.capturing
         self.events: list[dict[str, Any]] = []
 
-    def capture(self, reached: Callable[[], bool], limits: Limits = EAGER) -> None:
+    def capture(self, reached: Callable[[], bool], limits: CaptureLimits = EAGER) -> None:
         """Capture until something is reached. Raises: see Capture.run."""
-        Capture(self.of, self.store, self.events.append, Until(reached), limits).run()
+        PostgresCapture(self.of, self.store, self.events.append, Until(reached), limits).run()
 
     def catch_up(self) -> None:
         """Capture everything that the server has committed until now."""
@@ -133,13 +133,13 @@ class TestCapture:
         before = len(list(tables(table.store)))
         table.place.ask("INSERT INTO t SELECT i, i FROM generate_series(100, 1099) AS i")
         ((text,),) = table.place.ask("SELECT pg_current_wal_flush_lsn()::text")
-        small = Limits(linger_ms=1, batch_bytes=1_000, stage_bytes=2_000, idle_bytes=1)
+        small = CaptureLimits(linger_ms=1, batch_bytes=1_000, stage_bytes=2_000, idle_bytes=1)
         table.capture(lambda: tag_lsn(table.store) >= lsn_of(text), small)
         assert len(table.rows()) == 1_002
         sizes = {len(rows) for _, rows in list(tables(table.store))[before:]}
         assert sizes <= {2, 1_002} and len(table.store.list("data")) > 10
 
-    def test_of_every_type_is_the_same_from_rows_and_from_the_stream(self, place: PostgresPlace) -> None:
+    def test_every_type_has_the_same_value_from_the_snapshot_and_from_the_stream(self, place: PostgresPlace) -> None:
         place.ask("CREATE TYPE mood AS ENUM ('sad', 'glad')")
         place.ask(
             "CREATE TABLE t (id bigint, part text, small smallint, f4 real, f8 double precision, ok boolean, "
@@ -167,7 +167,7 @@ class TestCapture:
             "u": "6f9b0f6e-0000-4000-8000-000000000001", "doc": '{"a": 1}', "how": "glad",
         }  # fmt: skip
 
-    def test_of_types_without_one_in_arrow_is_the_text_of_the_server(self, place: PostgresPlace) -> None:
+    def test_values_of_types_without_an_arrow_type_are_the_servers_text(self, place: PostgresPlace) -> None:
         """The texts are those of the server's documentation: datatype.html, arrays.html, domains."""
         place.ask("CREATE TYPE mood AS ENUM ('sad', 'glad')")
         place.ask("CREATE TYPE pair AS (a int, b text)")
@@ -224,14 +224,14 @@ class TestCapture:
         ("columns", "said"),
         [(["id", "m"], "has no column 'm'"), (["n"], "leaves out 'id'"), (["id", "twice"], "'twice'")],
     )
-    def test_of_columns_that_cannot_be_wanted_is_refused(
+    def test_a_capture_of_columns_that_cannot_be_selected_is_refused(
         self, place: PostgresPlace, columns: list[str], said: str
     ) -> None:
         place.ask("CREATE TABLE t (id int PRIMARY KEY, n int, twice int GENERATED ALWAYS AS (n * 2) STORED)")
         with pytest.raises(ConfigError, match=said):
             Table(place, columns=columns).catch_up()
 
-    def test_of_a_table_from_which_another_inherits_later_stops(self, table: Table) -> None:
+    def test_capture_stops_when_another_table_inherits_from_the_captured_one(self, table: Table) -> None:
         """Rows of the other table are in no answer to a query of this one, and in no change of it."""
         table.catch_up()
         before, asked = table.rows(), list[Any]()
@@ -267,15 +267,15 @@ class TestSlot:
         ((_, confirmed),) = table.slots()
         assert lsn_of(confirmed) <= tag_lsn(table.store)
 
-    def test_of_an_idle_table_follows_the_server(self, table: Table) -> None:
+    def test_the_slot_of_an_idle_table_follows_the_server(self, table: Table) -> None:
         table.catch_up()
         commits = len(list(tables(table.store)))
         table.place.ask("CREATE TABLE busy AS SELECT i FROM generate_series(1, 20000) AS i")
         ((text,),) = table.place.ask("SELECT pg_current_wal_flush_lsn()::text")
-        table.capture(lambda: tag_lsn(table.store) >= lsn_of(text), Limits(linger_ms=1, idle_bytes=4_096))
+        table.capture(lambda: tag_lsn(table.store) >= lsn_of(text), CaptureLimits(linger_ms=1, idle_bytes=4_096))
         assert len(table.rows()) == 2 and len(list(tables(table.store))) > commits
 
-    def test_that_is_gone_is_reported_and_the_log_stays(self, table: Table) -> None:
+    def test_a_missing_slot_is_reported_and_the_log_is_unchanged(self, table: Table) -> None:
         table.catch_up()
         rows = table.rows()
         table.release()
@@ -285,7 +285,7 @@ class TestSlot:
             table.catch_up()
         assert "another log" in refused.value.next_step and table.rows() == rows
 
-    def test_that_was_advanced_by_others_is_reported(self, table: Table) -> None:
+    def test_a_slot_advanced_by_another_program_is_reported(self, table: Table) -> None:
         table.catch_up()
         table.place.ask("INSERT INTO t VALUES (3, 30)")
         table.release()
@@ -295,7 +295,7 @@ class TestSlot:
         with pytest.raises(ConfigError, match="was advanced by another program"):
             table.catch_up()
 
-    def test_that_another_program_reads_is_reported(self, table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_slot_read_by_another_program_is_reported(self, table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("holdfast.runtime.capture.postgres.process.SLOT_WITHIN_S", 0.0)
         table.catch_up()
         table.release()
@@ -313,7 +313,7 @@ class TestSlot:
             with pytest.raises(Unavailable, match="is in use by the server process"):
                 table.catch_up()
 
-    def test_of_a_table_with_a_value_that_cannot_be_captured_is_dropped(self, place: PostgresPlace) -> None:
+    def test_the_slot_of_a_table_with_a_value_that_cannot_be_captured_is_dropped(self, place: PostgresPlace) -> None:
         """The user may give the table up; the server would keep its log for the slot until its disk is full."""
         place.ask("CREATE TABLE t (id int PRIMARY KEY, n numeric(10, 2))")
         place.ask("INSERT INTO t VALUES (1, 'NaN')")
@@ -325,7 +325,7 @@ class TestSlot:
         table.catch_up()
         assert table.rows() == {1: {"id": 1, "n": Decimal("1.50")}} and len(table.slots()) == 1
 
-    def test_of_a_snapshot_that_was_interrupted_is_dropped(self, table: Table) -> None:
+    def test_the_slot_of_an_interrupted_snapshot_is_dropped(self, table: Table) -> None:
         with pytest.raises(Interrupted):
             interrupted(table).run()
         assert len(table.slots()) == 1 and tag_lsn(table.store) == 0
@@ -359,7 +359,7 @@ class Interrupted(Exception):
     pass
 
 
-def interrupted(table: Table) -> Capture:
+def interrupted(table: Table) -> PostgresCapture:
     """Return a capture that ends, as if killed, when it writes the first rows of the snapshot."""
 
     class Dying(MemoryObjects):
@@ -368,7 +368,7 @@ def interrupted(table: Table) -> Capture:
 
     dying = Dying()
     dying._objects = table.store._objects
-    return Capture(table.of, dying, table.events.append, Until(lambda: False), EAGER)
+    return PostgresCapture(table.of, dying, table.events.append, Until(lambda: False), EAGER)
 
 
 class TestRefusedTables:
@@ -419,7 +419,7 @@ class TestChangedTables:
         "change",
         ["DROP CONSTRAINT t_pkey", "DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (n)"],
     )
-    def test_that_lost_their_key_are_noticed_before_two_rows_become_one(self, table: Table, change: str) -> None:
+    def test_a_table_that_lost_its_key_is_detected_before_two_rows_become_one(self, table: Table, change: str) -> None:
         table.place.ask("ALTER TABLE t REPLICA IDENTITY FULL")
         table.catch_up()
         before, asked = table.rows(), list[Any]()
@@ -494,7 +494,7 @@ class TestRefusedServers:
             Table(place, password=hf.secret("env:WRONG")).capture(lambda: False)
         assert "not the password" not in str(refused.value) and PASSWORD not in str(refused.value)
 
-    def test_that_cannot_be_reached(self) -> None:
+    def test_an_unreachable_server_is_unavailable(self) -> None:
         place = PostgresPlace("host=/nowhere dbname=none user=none", "public")
         with pytest.raises(Unavailable):
             Table(place).capture(lambda: False)

@@ -95,7 +95,7 @@ def test_a_numeric_has_the_digits_of_its_values_or_is_text(typmod: int, kind: pa
 
 
 @pytest.mark.parametrize("oid", [1007, 1186, 1083, 1266, 869, 790, 142, 3904, 26, 600])
-def test_of_any_other_type_the_text_is_kept(oid: int) -> None:
+def test_a_value_of_any_other_type_keeps_its_text(oid: int) -> None:
     assert values_of("table t", pa.array(["{1,NULL}", None]), column(oid)).to_pylist() == ["{1,NULL}", None]
 
 

@@ -33,7 +33,7 @@ class TestArguments:
         assert (of.schema, of.table) == expected
 
     @pytest.mark.parametrize("tables", ["", ".", "a.b.c", "x" * 64, "public."])
-    def test_that_name_no_table_are_refused(self, tables: str) -> None:
+    def test_arguments_that_name_no_table_are_refused(self, tables: str) -> None:
         with pytest.raises(ConfigError, match="the table is"):
             made(tables)
 

@@ -10,12 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.runtime.capture.postgres.changes import Changes
-from holdfast.runtime.capture.postgres.following import Append, Effect, Following, Limits, Stage, Stop
+from holdfast.runtime.capture.postgres.following import Append, CaptureLimits, Effect, Following, StageChanges, Stop
 from holdfast.runtime.capture.postgres.messages import (
     Absent,
-    Begin,
     Change,
-    Commit,
     Data,
     Delete,
     Insert,
@@ -23,6 +21,8 @@ from holdfast.runtime.capture.postgres.messages import (
     Message,
     Relation,
     Row,
+    TransactionBegin,
+    TransactionCommit,
     Truncate,
     Update,
 )
@@ -46,7 +46,7 @@ def row(key: int, name: str | None = "x") -> Row:
 
 def transaction(at: int, *changes: Message) -> list[Message]:
     """Return the messages of a transaction whose commit begins at a position, and ends 8 behind it."""
-    return [Begin(at), *changes, Commit(at, at + 8)]
+    return [TransactionBegin(at), *changes, TransactionCommit(at, at + 8)]
 
 
 def records(changes: Changes) -> list[tuple[Any, ...]]:
@@ -58,8 +58,8 @@ def raw(changes: Changes) -> list[tuple[Any, ...]]:
     return list(zip(changes._deleted, *changes._columns, strict=True))
 
 
-def following(table: SourceTable = TABLE, limits: Limits | None = None) -> Following:
-    return Following(table, START, limits or Limits(linger_ms=0))
+def following(table: SourceTable = TABLE, limits: CaptureLimits | None = None) -> Following:
+    return Following(table, START, limits or CaptureLimits(linger_ms=0))
 
 
 def taken(machine: Following, *messages: Message | KeepAlive, now_ms: int = 0) -> Following:
@@ -78,8 +78,8 @@ class TestTransactions:
         machine = taken(following(), RELATION, *transaction(1_000, Insert(OID, row(1, "a"))))
         assert appended(machine.due(0)) == (1_008, [(PUT, 1, "a")])
 
-    def test_that_have_not_ended_are_not_appended(self) -> None:
-        machine = taken(following(), RELATION, Begin(1_000), Insert(OID, row(1)))
+    def test_unfinished_transactions_are_not_appended(self) -> None:
+        machine = taken(following(), RELATION, TransactionBegin(1_000), Insert(OID, row(1)))
         assert machine.due(0) is None
 
     def test_whose_commit_lies_before_the_start_are_left_out(self) -> None:
@@ -92,41 +92,41 @@ class TestTransactions:
         assert appended(machine.due(0)) == (1_008, [(PUT, 2, "x")])
 
     def test_wait_for_others_but_not_for_long(self) -> None:
-        machine = taken(following(limits=Limits(linger_ms=100)), RELATION)
+        machine = taken(following(limits=CaptureLimits(linger_ms=100)), RELATION)
         taken(machine, *transaction(1_000, Insert(OID, row(1))), now_ms=50)
         assert (machine.due(149), machine.wake_ms()) == (None, 150)
         taken(machine, *transaction(1_010, Insert(OID, row(2))), now_ms=149)
         assert appended(machine.due(150)) == (1_018, [(PUT, 1, "x"), (PUT, 2, "x")])
 
-    def test_that_fill_a_batch_do_not_wait(self) -> None:
-        machine = taken(following(limits=Limits(linger_ms=100, batch_bytes=10)), RELATION)
+    def test_transactions_that_fill_a_batch_do_not_wait(self) -> None:
+        machine = taken(following(limits=CaptureLimits(linger_ms=100, batch_bytes=10)), RELATION)
         taken(machine, *transaction(1_000, Insert(OID, row(1))))
         assert isinstance(machine.due(0), Append)
 
-    def test_of_other_tables_are_not_appended(self) -> None:
+    def test_transactions_on_other_tables_are_not_appended(self) -> None:
         other = Relation(OTHER, "public", "u", "d", RELATION.columns)
         machine = taken(following(), other, *transaction(1_000, Insert(OTHER, row(1)), Truncate((OTHER,))))
         assert machine.due(0) is None
 
-    def test_that_are_too_large_are_staged_before_they_end(self) -> None:
-        machine = taken(following(limits=Limits(linger_ms=0, stage_bytes=10)), RELATION)
-        taken(machine, Begin(1_000), Insert(OID, row(1)))
+    def test_oversized_transactions_are_staged_before_they_end(self) -> None:
+        machine = taken(following(limits=CaptureLimits(linger_ms=0, stage_bytes=10)), RELATION)
+        taken(machine, TransactionBegin(1_000), Insert(OID, row(1)))
         effect = machine.due(0)
-        assert isinstance(effect, Stage) and records(effect.changes) == [(PUT, 1, "x")]
+        assert isinstance(effect, StageChanges) and records(effect.changes) == [(PUT, 1, "x")]
         assert machine.due(0) is None
-        taken(machine, Commit(1_000, 1_008))
+        taken(machine, TransactionCommit(1_000, 1_008))
         assert appended(machine.due(0)) == (1_008, [])
 
     def test_before_one_that_is_staged_are_appended_first(self) -> None:
-        machine = taken(following(limits=Limits(linger_ms=100, batch_bytes=10, stage_bytes=10)), RELATION)
-        taken(machine, *transaction(1_000, Insert(OID, row(1))), Begin(1_010), Insert(OID, row(2)))
+        machine = taken(following(limits=CaptureLimits(linger_ms=100, batch_bytes=10, stage_bytes=10)), RELATION)
+        taken(machine, *transaction(1_000, Insert(OID, row(1))), TransactionBegin(1_010), Insert(OID, row(2)))
         assert appended(machine.due(0)) == (1_008, [(PUT, 1, "x")])
         machine.appended(1_008)
-        assert isinstance(machine.due(0), Stage)
+        assert isinstance(machine.due(0), StageChanges)
 
 
 class TestChanges:
-    def test_of_a_key_delete_the_old_one(self) -> None:
+    def test_an_update_of_a_key_deletes_the_old_key(self) -> None:
         update = Update(OID, row(1, None), row(2, "a"))
         assert appended(taken(following(), RELATION, *transaction(1_000, update)).due(0))[1] == [
             (DELETED, 1, None),
@@ -143,7 +143,7 @@ class TestChanges:
         [(row(1, "b"), [(DELETED, 1, "a")]), (row(2, "a"), [(DELETED, 1, "a")]), (row(1, "a"), [])],
         ids=["its last column", "its first column", "none"],
     )
-    def test_of_any_column_of_a_key_delete_the_old_one(self, new: Row, deletes: list[Any]) -> None:
+    def test_an_update_of_any_key_column_deletes_the_old_key(self, new: Row, deletes: list[Any]) -> None:
         table = SourceTable("public", "t", OID, COLUMNS, ("id", "name"), full=False)
         machine = taken(following(table), RELATION, *transaction(1_000, Update(OID, row(1, "a"), new)))
         assert appended(machine.due(0))[1] == [*deletes, (PUT, int(new[0] or 0), str(new[1], "ascii"))]  # type: ignore[arg-type]
@@ -171,7 +171,7 @@ CHANGED = {
 class TestWhatCannotBeCaptured:
     @pytest.mark.parametrize("changed", CHANGED)
     def test_stops_before_the_first_change_and_after_everything_else(self, changed: str) -> None:
-        machine = taken(following(limits=Limits(linger_ms=100)), RELATION)
+        machine = taken(following(limits=CaptureLimits(linger_ms=100)), RELATION)
         taken(machine, *transaction(1_000, Insert(OID, row(1))), CHANGED[changed])
         assert machine.due(0) is None
         relation = CHANGED[changed]
@@ -190,22 +190,24 @@ class TestWhatCannotBeCaptured:
         assert appended(machine.due(0)) == (1_008, [(PUT, 2, "x")])
 
     def test_includes_a_truncation(self) -> None:
-        effect = taken(following(), RELATION, Begin(1_000), Truncate((OTHER, OID))).due(0)
+        effect = taken(following(), RELATION, TransactionBegin(1_000), Truncate((OTHER, OID))).due(0)
         assert isinstance(effect, Stop) and "was truncated" in effect.error.what
 
     def test_includes_a_long_value_that_was_not_sent(self) -> None:
-        effect = taken(following(), RELATION, Begin(1_000), Update(OID, None, (b"1", Absent.UNCHANGED))).due(0)
+        effect = taken(following(), RELATION, TransactionBegin(1_000), Update(OID, None, (b"1", Absent.UNCHANGED))).due(
+            0
+        )
         assert isinstance(effect, Stop) and "REPLICA IDENTITY FULL" in effect.error.next_step
 
     def test_includes_old_rows_that_are_no_longer_full(self) -> None:
-        machine = taken(following(FULL_TABLE), RELATION, Begin(1_000), Insert(OID, row(1)))
+        machine = taken(following(FULL_TABLE), RELATION, TransactionBegin(1_000), Insert(OID, row(1)))
         effect = machine.due(0)
         assert isinstance(effect, Stop) and "no longer FULL" in effect.error.what
 
 
 class TestPosition:
     def test_follows_the_server_while_the_table_is_idle(self) -> None:
-        machine = taken(following(limits=Limits(idle_bytes=100)), KeepAlive(1_099, False))
+        machine = taken(following(limits=CaptureLimits(idle_bytes=100)), KeepAlive(1_099, False))
         assert machine.due(0) is None
         assert appended(taken(machine, KeepAlive(1_100, False)).due(0)) == (1_100, [])
         machine.appended(1_100)
@@ -218,20 +220,22 @@ class TestPosition:
         assert taken(machine, KeepAlive(1_001, True)).due(0) is None
 
     def test_does_not_follow_inside_a_transaction(self) -> None:
-        machine = taken(following(limits=Limits(idle_bytes=1)), RELATION, Begin(1_000), KeepAlive(1_500, True))
+        machine = taken(
+            following(limits=CaptureLimits(idle_bytes=1)), RELATION, TransactionBegin(1_000), KeepAlive(1_500, True)
+        )
         assert machine.due(0) is None
 
     def test_does_not_follow_inside_a_transaction_whatever_came_before_it(self) -> None:
-        limits = Limits(linger_ms=0, stage_bytes=1, idle_bytes=1_000_000)
-        machine = taken(following(limits=limits), RELATION, KeepAlive(1_050, False), Begin(1_100))
+        limits = CaptureLimits(linger_ms=0, stage_bytes=1, idle_bytes=1_000_000)
+        machine = taken(following(limits=limits), RELATION, KeepAlive(1_050, False), TransactionBegin(1_100))
         taken(machine, Insert(OID, row(1)))
-        assert isinstance(machine.due(0), Stage)
+        assert isinstance(machine.due(0), StageChanges)
         assert taken(machine, KeepAlive(1_050, True)).due(0) is None, "half a transaction is staged"
-        assert appended(taken(machine, Insert(OID, row(2)), Commit(1_100, 1_108)).due(0))[0] == 1_108
+        assert appended(taken(machine, Insert(OID, row(2)), TransactionCommit(1_100, 1_108)).due(0))[0] == 1_108
 
     def test_a_position_inside_a_transaction_says_nothing_of_those_behind_it(self) -> None:
-        machine = taken(following(limits=Limits(linger_ms=0, idle_bytes=1)), RELATION, Begin(1_000))
-        taken(machine, KeepAlive(1_500, True), Insert(OID, row(1)), Commit(1_000, 1_008))
+        machine = taken(following(limits=CaptureLimits(linger_ms=0, idle_bytes=1)), RELATION, TransactionBegin(1_000))
+        taken(machine, KeepAlive(1_500, True), Insert(OID, row(1)), TransactionCommit(1_000, 1_008))
         assert appended(machine.due(0))[0] == 1_008
         machine.appended(1_008)
         assert machine.due(0) is None, "transactions before 1,500 have yet to arrive"
@@ -268,7 +272,7 @@ class World:
         found: list[Message] = [RELATION]
         for messages in self.sent:
             begin = messages[0]
-            assert isinstance(begin, Begin)
+            assert isinstance(begin, TransactionBegin)
             if begin.commit_lsn >= self.confirmed:
                 found += messages
         return found
@@ -279,7 +283,7 @@ class Process:
     """A process with a connection; each step is one of: a message arrives, an effect is performed."""
 
     world: World
-    limits: Limits
+    limits: CaptureLimits
 
     def __post_init__(self) -> None:
         self.tag = self.world.tag
@@ -291,7 +295,7 @@ class Process:
     def step(self, reply_lost: bool, confirm_lost: bool) -> bool:
         """Return whether the process can go on."""
         match self.machine.due(0):
-            case Stage(changes):
+            case StageChanges(changes):
                 self.staged += raw(changes)
             case Append(changes, lsn):
                 if not self.world.append(self.tag, lsn, self.staged + raw(changes)) or reply_lost:
@@ -336,7 +340,7 @@ def test_every_change_is_in_the_log_once_and_in_order_over_crashes_and_lost_repl
     data: st.DataObject, history: list[list[Message]]
 ) -> None:
     world = World(history)
-    limits = Limits(0, *data.draw(st.sampled_from([(1, 1), (40, 60), (10_000, 10_000)])), 10_000)
+    limits = CaptureLimits(0, *data.draw(st.sampled_from([(1, 1), (40, 60), (10_000, 10_000)])), 10_000)
     processes = [Process(world, limits)]
     for _ in range(data.draw(st.integers(0, 80))):
         act = data.draw(
@@ -352,7 +356,7 @@ def test_every_change_is_in_the_log_once_and_in_order_over_crashes_and_lost_repl
     while last.step(False, False):
         pass
     assert world.rows == expected(history)
-    ends = {message.end_lsn for messages in history for message in messages if isinstance(message, Commit)}
+    ends = {message.end_lsn for messages in history for message in messages if isinstance(message, TransactionCommit)}
     assert set(world.tags) <= ends and world.tags == sorted(set(world.tags))
 
 

@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 from holdfast.errors import Damaged
 from holdfast.runtime.capture.postgres.messages import (
     Absent,
-    Begin,
-    Commit,
     Data,
     Delete,
     Insert,
@@ -18,6 +16,8 @@ from holdfast.runtime.capture.postgres.messages import (
     Message,
     Other,
     Relation,
+    TransactionBegin,
+    TransactionCommit,
     Truncate,
     Update,
     decode,
@@ -34,7 +34,7 @@ FULL_RELATION = (
     "01707269636500000006a4000a0006"
 )
 RECORDED: list[tuple[str, Message]] = [
-    ("4200000000016f7b080003042e139bbac8000002f8", Begin(0x16F7B08)),
+    ("4200000000016f7b080003042e139bbac8000002f8", TransactionBegin(0x16F7B08)),
     (
         "5200004003746573745f310074006400020169640000000017ffffffff006e616d650000000019ffffffff",
         Relation(T, "test_1", "t", "d", (("id", 23, -1), ("name", 25, -1))),
@@ -54,7 +54,7 @@ RECORDED: list[tuple[str, Message]] = [
     ("540000000200000040030000400b", Truncate((T, F))),
     (
         "430000000000016f7b0800000000016f7b380003042e139bbac8",
-        Commit(0x16F7B08, 0x16F7B38),
+        TransactionCommit(0x16F7B08, 0x16F7B38),
     ),
 ]
 
@@ -64,7 +64,7 @@ def test_are_decoded(recorded: str, message: Message) -> None:
     assert envelope(bytes.fromhex(f"77{AT}{recorded}")) == Data(message)
 
 
-def test_of_an_update_may_leave_out_a_long_value_and_have_the_whole_old_row() -> None:
+def test_an_update_message_may_omit_a_long_value_and_include_the_whole_old_row() -> None:
     old = "4f0002" + "740000000131" + "740000000578787878" + "78"
     assert decode(bytes.fromhex(f"550000400b{old}4e000274000000013175")) == Update(
         F, (b"1", b"xxxxx"), (b"1", Absent.UNCHANGED)
@@ -75,7 +75,7 @@ def test_without_meaning_are_passed_over() -> None:
     assert decode(b"Y\0\0\x40\x10test\0mood\0") == decode(b"O" + b"\0" * 8 + b"origin\0") == Other()
 
 
-def test_that_keep_the_connection_alive_say_whether_they_ask() -> None:
+def test_a_keepalive_message_states_whether_a_reply_is_requested() -> None:
     assert envelope(bytes.fromhex("6b00000000016f79700003042e139d6b6600")) == KeepAlive(0x16F7970, False)
     assert envelope(bytes.fromhex("6b00000000016f79700003042e139d6b6601")) == KeepAlive(0x16F7970, True)
 
@@ -85,7 +85,7 @@ def test_to_the_server_report_one_position_as_written_flushed_and_applied() -> N
 
 
 @given(st.binary(max_size=40))
-def test_of_any_bytes_are_decoded_or_refused(data: bytes) -> None:
+def test_arbitrary_bytes_are_decoded_or_refused(data: bytes) -> None:
     try:
         found = envelope(data)
     except Damaged as refused:
@@ -95,7 +95,7 @@ def test_of_any_bytes_are_decoded_or_refused(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("recorded", [each for each, _ in RECORDED])
-def test_that_are_cut_off_are_refused(recorded: str) -> None:
+def test_truncated_messages_are_refused(recorded: str) -> None:
     whole = bytes.fromhex(recorded)
     for length in range(len(whole)):
         with pytest.raises(Damaged):

@@ -8,7 +8,7 @@ import pytest
 from holdfast.errors import ConfigError, Damaged, Unavailable
 from holdfast.model import Epoch, Tag, Timeline
 from holdfast.ports import ObjectStore
-from holdfast.runtime.capture.target import Overtaken, Target
+from holdfast.runtime.capture.target import CaptureTarget, Overtaken
 from holdfast.runtime.sources.log import OpenLog
 from holdfast.runtime.sources.postgres.columns import PgColumn
 from holdfast.runtime.sources.postgres.table import WRITER, SourceTable
@@ -39,8 +39,8 @@ class LostReplies(MemoryObjects):
         super().create(path, data)
 
 
-def opened(store: ObjectStore, table: SourceTable = TABLE) -> Target:
-    return Target(store, "data/log", table, 2, WRITER, pause=lambda _: None)
+def opened(store: ObjectStore, table: SourceTable = TABLE) -> CaptureTarget:
+    return CaptureTarget(store, "data/log", table, 2, WRITER, pause=lambda _: None)
 
 
 def puts(*keys: int) -> pa.Table:
@@ -52,7 +52,7 @@ def stored(store: ObjectStore) -> list[int]:
     return sorted(key for part in read_table(store) for key in part.rows.column("id").to_pylist())
 
 
-def with_snapshot(store: ObjectStore, lsn: int = 100) -> Target:
+def with_snapshot(store: ObjectStore, lsn: int = 100) -> CaptureTarget:
     target = opened(store)
     target.claim()
     target.append(target.stage(puts(1, 2)), lsn)
@@ -72,7 +72,7 @@ class TestSnapshot:
         assert LogReader(store).newest().sequence == before + 1
         assert target.tag == Tag(Timeline(1), Epoch(100))
 
-    def test_that_another_attempt_has_followed_is_never_appended(self) -> None:
+    def test_a_snapshot_overtaken_by_another_attempt_is_never_appended(self) -> None:
         store = MemoryObjects()
         first = opened(store)
         first.claim()
@@ -92,7 +92,7 @@ class TestSnapshot:
             second.claim()
         assert opened(store).tag == first.tag
 
-    def test_of_an_empty_table_has_no_rows_and_a_position(self) -> None:
+    def test_the_snapshot_of_an_empty_table_has_no_rows_and_a_position(self) -> None:
         store = MemoryObjects()
         target = opened(store)
         target.claim()
@@ -120,7 +120,7 @@ class TestAppend:
         ends = LogReader(store).end_offsets()
         assert (stored(store), sum(ends.values()), target.position) == ([1, 2, 3], 3, 150)
 
-    def test_of_unknown_outcome_is_found_by_the_next_process(self) -> None:
+    def test_an_append_of_unknown_outcome_is_found_by_the_next_process(self) -> None:
         store = LostReplies()
         target = with_snapshot(store)
         store.lost, store.stored = 10 * SENDS_MAX, False
@@ -149,13 +149,13 @@ class TestLogs:
         with pytest.raises(ConfigError, match="has the columns"):
             opened(store, more)
 
-    def test_that_are_no_changelogs_are_refused(self) -> None:
+    def test_a_log_that_is_not_a_changelog_is_refused(self) -> None:
         store = MemoryObjects()
         create_log(store, TABLE.rows(), 2, ["id"])
         with pytest.raises(ConfigError, match="is not a changelog with the key id"):
             opened(store)
 
-    def test_that_are_sealed_are_refused(self) -> None:
+    def test_a_sealed_log_is_refused(self) -> None:
         store = MemoryObjects()
         with_snapshot(store)
         LogWriter(store).seal()
@@ -166,7 +166,7 @@ class TestLogs:
 class TestReading:
     def test_a_job_reads_a_commit_in_one_piece_if_it_is_as_large_as_the_guide_says(self) -> None:
         store, most = MemoryObjects(), 65_536
-        target = Target(store, "data/log", TABLE, 1, WRITER, pause=lambda _: None)
+        target = CaptureTarget(store, "data/log", TABLE, 1, WRITER, pause=lambda _: None)
         target.claim()
         target.append(target.stage(puts(-1)), 100)
         target.append(target.stage(puts(*range(most))), 200)

@@ -101,7 +101,7 @@ class TestSecrets:
         return app
 
     @pytest.mark.parametrize("kind", ["env:SECRET_OF_A_TEST", "file:"])
-    def test_that_are_missing_refuse_the_start_before_a_source_is_looked_at(self, tmp_path: Path, kind: str) -> None:
+    def test_a_missing_secret_refuses_the_start_before_any_source_is_opened(self, tmp_path: Path, kind: str) -> None:
         secret = f"{kind}{tmp_path}/secret" if kind == "file:" else kind
         app = self.app(tmp_path, secret)
         with pytest.raises(ConfigError, match="^sink 'out': the ") as caught:

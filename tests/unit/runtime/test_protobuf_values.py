@@ -205,7 +205,7 @@ class TestHeader:
         inner = hf.Protobuf(FILE["Place.Inner"])
         assert decoded(inner, framed(tagged(1, VARINT, varint(4)), 1, 0))[0] == [{"n": 4}]
 
-    def test_of_the_first_message_may_be_written_in_full(self) -> None:
+    def test_the_header_of_the_first_message_may_be_written_in_full(self) -> None:
         assert decoded(hf.Protobuf(FILE["Bid"]), framed(b"", 0)) == ([NOTHING], {})
 
     @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ class TestHeader:
             (b"\0\0\0\0\7" + b"\xff" * 9, "are not readable"),
         ],
     )
-    def test_of_another_form_is_undecodable(self, value: bytes, why: str) -> None:
+    def test_a_header_of_another_form_is_undecodable(self, value: bytes, why: str) -> None:
         assert why in refusal("Bid", value)
 
     def test_a_tombstone_is_undecodable(self) -> None:

@@ -109,7 +109,7 @@ class TestPublications:
         published = Publications(specs(app_of(shown)[0]), lambda: lane, lane.after)
         return published, lane, lambda offset: self.manifest(run, offset)
 
-    def test_of_checkpoints_completed_meanwhile_only_the_last_one_is_published(
+    def test_only_the_last_of_several_completed_checkpoints_is_published(
         self, shown: Shown, made: tuple[Publications, SlowLane, Callable[[int], Manifest]]
     ) -> None:
         published, lane, manifest = made

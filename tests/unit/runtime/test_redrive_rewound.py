@@ -97,7 +97,7 @@ class TestVoidDeadLetters:
         job.redrive().apply()
         assert job.appended() == Counter([0, 1, 2, 6, 7])
 
-    def test_of_two_successive_rewinds_are_skipped(self, job: Rewound) -> None:
+    def test_void_dead_letters_of_two_successive_rewinds_are_skipped(self, job: Rewound) -> None:
         job.fail(10, [3, 4])
         job.redrive().apply()
         job.rewind(1)

@@ -173,7 +173,7 @@ def code_of(t: TestDriver) -> Code:
 class TestReplay:
     @pytest.mark.parametrize("app", APPS, ids=lambda app: app.__name__)
     @pytest.mark.parametrize("seed", range(2))
-    def test_of_every_epoch_equals_its_checkpoint(self, app: Callable[[], hf.App], seed: int) -> None:
+    def test_the_replay_of_every_epoch_equals_its_checkpoint(self, app: Callable[[], hf.App], seed: int) -> None:
         with TestDriver(app(), seed=seed) as t:
             played(t, seed)
             epochs = newest(stored(t), 100)
@@ -205,7 +205,7 @@ class TestReplay:
             assert batch.column("total").to_pylist() == [1]
             assert (t.rows("out"), t.cluster.driver.state.job) == before
 
-    def test_of_an_epoch_whose_records_are_gone_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_replay_of_an_epoch_without_its_records_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with TestDriver(totals()) as t:
             t.push("rows", [Row("a", n, NOON) for n in range(5)])
             t.checkpoint()
@@ -241,7 +241,7 @@ class TestRounding:
         rows.key_by("k").agg("sums", total=hf.sum("weight"), rows=hf.count()).sink("out", MemorySink(["k"]))
         return app
 
-    def test_of_sums_is_no_difference(self) -> None:
+    def test_rounding_of_sums_is_no_difference(self) -> None:
         tenths = [0.1, 0.2, 0.3]
         assert sum(tenths) != sum(reversed(tenths)), "else this shows nothing"
         with TestDriver(self.app()) as t:
@@ -266,7 +266,9 @@ class TestRounding:
             ({"k": ["a"], "x": [1.0]}, False),
         ],
     )
-    def test_of_rows_is_told_from_other_rows_in_any_order(self, other: dict[str, Any], same: bool) -> None:
+    def test_equal_rows_in_any_order_are_distinguished_from_different_rows(
+        self, other: dict[str, Any], same: bool
+    ) -> None:
         schema = pa.schema([("k", pa.string()), ("x", pa.float64())])
         one = pa.table({"k": ["a", "b"], "x": [1.0, 2.0]}, schema)
         assert same_rows(one, pa.table(other, schema)) is same
@@ -339,7 +341,7 @@ class TestWhy:
         records = [cause.record for each in found.values() for cause in each.causes]
         assert all(record is not None and record["k"] == "c" for record in records)
 
-    def test_of_a_sink_names_the_record_of_each_row(self) -> None:
+    def test_why_on_a_sink_names_the_record_of_each_row(self) -> None:
         with TestDriver(totals()) as t:
             t.push("rows", [Row("a", 1, NOON), Row("b", 2, NOON), Row("a", 5, NOON), Row("a", 3, NOON)])
             t.checkpoint()
@@ -367,7 +369,7 @@ class TestWhy:
         assert [cause.changes[0].change for cause in found.causes] == ["removed"]
         assert places(found.causes) == [("rows", 3, 1)], "the last partition holds time back"
 
-    def test_of_the_largest_float_names_its_records(self) -> None:
+    def test_why_on_the_largest_float_names_its_records(self) -> None:
         app = hf.App("replayed")
         given = app.source("rows", hf.Log("unused/rows", Measured))
         given.key_by("k").agg("peaks", most=hf.max("x")).sink("out", MemorySink(["k"]))
@@ -380,7 +382,7 @@ class TestWhy:
             found = [explained(code_of(t), epoch, WatchedState("peaks", "a"), 10) for epoch in (first, second)]
         assert [places(each.causes) for each in found] == [[("rows", 0, 0)], [("rows", 0, 2)]]
 
-    def test_of_a_key_without_records_finds_nothing(self) -> None:
+    def test_why_on_a_key_without_records_finds_nothing(self) -> None:
         with TestDriver(totals()) as t:
             t.push("rows", [Row("a", 1, NOON)])
             t.checkpoint()
@@ -407,7 +409,7 @@ class TestPieces:
 
 class TestEpochs:
     @pytest.mark.continuous
-    def test_that_follow_an_abandoned_one_can_be_replayed(self) -> None:
+    def test_epochs_after_an_abandoned_one_can_be_replayed(self) -> None:
         with TestDriver(totals()) as t:
             epochs = []
             for n in range(3):
@@ -471,7 +473,7 @@ class TestProcessingTime:
         assert epoch.offsets == 32 and proof.differences == ()
 
     @pytest.mark.continuous
-    def test_of_a_piece_ends_with_the_piece_not_with_the_epoch(self) -> None:
+    def test_the_processing_time_of_a_chunk_ends_with_the_chunk_not_with_the_epoch(self) -> None:
         with TestDriver(self.app()) as t:
             found = explained(code_of(t), self.played(t), WatchedState("accounts", "b"), 100)
         changes = [change for cause in found.causes for change in cause.changes]
@@ -481,7 +483,9 @@ class TestProcessingTime:
 
 
 class TestLateRecords:
-    def test_that_only_come_late_in_pieces_are_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_records_that_are_late_only_when_replayed_in_chunks_are_reported(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         with TestDriver(windows()) as t:
             t.push("rows", [Row("q", 1, NOON)])
             t.checkpoint()

@@ -280,7 +280,7 @@ class TestUnreadableRequest:
         later = ask(store, "stop", {}, 1)
         assert [request.id for request in inbox.poll()] == [later]
 
-    def test_that_is_old_and_cannot_be_removed_does_not_block_other_requests(self) -> None:
+    def test_an_old_unreadable_request_that_cannot_be_removed_does_not_block_others(self) -> None:
         store = Refusing(f"{FOLDER}/0.reply.json")
         made(store, "0", KEPT_US + 60_000_000)
         inbox, name = Inbox(store), ask(store, "stop", {}, 1)

@@ -53,7 +53,7 @@ class Played:
 
 
 class TestRewindRequest:
-    def test_that_names_an_unknown_sink_is_refused(self) -> None:
+    def test_a_rewind_request_that_names_an_unknown_sink_is_refused(self) -> None:
         with TestDriver(hot()) as t:
             played = Played(t)
             name = played.rewind(played.generation, "new:impossible")

@@ -28,13 +28,13 @@ from holdfast.model import (
     WorkerId,
 )
 from holdfast.runtime.plan.model import Plan
-from holdfast.runtime.wire.messages import Active, Deploy
+from holdfast.runtime.wire.messages import ActiveRole, Deploy
 from holdfast.runtime.worker.compaction import CompactJob, reading, restore
 from holdfast.state.changelog import SegmentHeader, seal
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.keys.keygroups import range_of
 from holdfast.state.store import Identity, StateStore
-from holdfast.state.tables.delta import Delta
+from holdfast.state.tables.delta import OperatorDelta
 from holdfast.state.tables.spec import ColumnSpec, TableSpec
 from holdfast.storage.objects import MemoryObjects
 
@@ -87,7 +87,7 @@ class Life:
             assert all((handle.key_groups[0] <= groups) & (groups < handle.key_groups[1])), "of another subtask"
             puts = np.array([value is not None for value in rows.values()], bool)
             values = np.array([value or 0 for value in rows.values()], dtype=np.int64)
-            delta = Delta(self.epoch, follows, 1, GROUPS, keys, puts, {"n": values})
+            delta = OperatorDelta(self.epoch, follows, 1, GROUPS, keys, puts, {"n": values})
             worker = WorkerId(f"w{subtask}")
             header = SegmentHeader(JOB, Generation(1), Timeline(1), self.epoch, follows, worker)
             data = seal(header, [delta])
@@ -109,7 +109,7 @@ class Life:
 
     def deploy(self, handle: SnapshotHandle) -> Deploy:
         given = Timeline(1), Epoch(self.epoch + 100), self.epoch
-        return Deploy(JOB, self.generation, *given, Active(Subtask(0)), (), handle, (), (), ())
+        return Deploy(JOB, self.generation, *given, ActiveRole(Subtask(0)), (), handle, (), (), ())
 
     def restored(self) -> Rows:
         """Restore every subtask from storage; return all rows."""

@@ -139,7 +139,7 @@ class TestAnErrorOfTheCode:
         run.end_launch(1, "TypeError: no shop")
         assert [failure.code for failure in run.state.failures] == ["TypeError: no shop"]
 
-    def test_that_spark_reports_after_the_stream_closed_counts_too(self) -> None:
+    def test_a_code_error_reported_by_spark_after_the_stream_closed_counts(self) -> None:
         run = running(rules())
         for _ in range(ALIKE_MAX - 1):
             [launch] = [hosted.launch for worker, hosted in run.state.workers.items() if worker == A]

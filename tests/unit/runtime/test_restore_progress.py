@@ -13,7 +13,7 @@ from holdfast.runtime.cli.text import size
 from holdfast.runtime.driver.deployment import deployments
 from holdfast.runtime.driver.state import Running
 from holdfast.runtime.job import status
-from holdfast.runtime.job.live import Worker
+from holdfast.runtime.job.live import WorkerRow
 from holdfast.runtime.worker.loop import WorkerLoop
 from holdfast.testing import TestDriver
 
@@ -31,12 +31,12 @@ def totals_app() -> hf.App:
     return app
 
 
-def rows(t: TestDriver) -> tuple[Worker, ...]:
+def rows(t: TestDriver) -> tuple[WorkerRow, ...]:
     return status.of_run(t.cluster.driver.state, "", "continuous", None).workers
 
 
 def test_a_restore_is_shown_until_the_worker_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Worker] = []
+    seen: list[WorkerRow] = []
     restored = WorkerLoop._restored
 
     def watched(loop: WorkerLoop, generation: Generation, done_bytes: int, all_bytes: int) -> None:

@@ -12,7 +12,7 @@ from holdfast.errors import ConfigError
 from holdfast.model import Epoch, Generation, JobUuid, ObjectRef, Timeline
 from holdfast.runtime.driver.requests import no_way_back
 from holdfast.runtime.rewind.plan import check, plan_id, state_of
-from holdfast.runtime.rewind.target import Wanted, target_of
+from holdfast.runtime.rewind.target import RewindPoint, target_of
 from holdfast.storage.objects import MemoryObjects
 
 
@@ -39,36 +39,36 @@ NOWHERE = Repository(MemoryObjects())
 
 class TestTarget:
     def test_is_named_by_epoch_time_or_savepoint(self) -> None:
-        for wanted in (Wanted(epoch=7), Wanted(at_us=89), Wanted(savepoint="newer")):
+        for wanted in (RewindPoint(epoch=7), RewindPoint(at_us=89), RewindPoint(savepoint="newer")):
             assert target_of(NOWHERE, JOB, wanted).body.epoch == 7
 
     def test_beyond_the_horizon_is_refused_with_the_reason(self) -> None:
-        for wanted in (Wanted(epoch=3), Wanted(savepoint="kept")):
+        for wanted in (RewindPoint(epoch=3), RewindPoint(savepoint="kept")):
             with pytest.raises(ConfigError, match="targets no longer keep before-images through epoch 6"):
                 target_of(NOWHERE, JOB, wanted)
         with pytest.raises(ConfigError, match="no checkpoint from before that time"):
-            target_of(NOWHERE, JOB, Wanted(at_us=40))
+            target_of(NOWHERE, JOB, RewindPoint(at_us=40))
 
     def test_a_time_before_all_checkpoints_is_refused_with_the_oldest(self) -> None:
         longer = replace(JOB, completed=(*JOB.completed, completed(12, 120), completed(13, 130)))
         with pytest.raises(ConfigError) as refused:
-            target_of(NOWHERE, longer, Wanted(at_us=40))
+            target_of(NOWHERE, longer, RewindPoint(at_us=40))
         assert "the nearest epochs it can be rewound to: 7; " in refused.value.next_step
 
     def test_an_unknown_savepoint_is_refused_with_the_known_ones(self) -> None:
         with pytest.raises(ConfigError) as refused:
-            target_of(NOWHERE, JOB, Wanted(savepoint="old"))
+            target_of(NOWHERE, JOB, RewindPoint(savepoint="old"))
         assert "kept, newer; " in refused.value.next_step
         with pytest.raises(ConfigError) as refused:
-            target_of(NOWHERE, replace(JOB, savepoints=()), Wanted(savepoint="old"))
+            target_of(NOWHERE, replace(JOB, savepoints=()), RewindPoint(savepoint="old"))
         assert "it has none; " in refused.value.next_step
 
     def test_an_unknown_epoch_is_refused_with_its_neighbours(self) -> None:
         with pytest.raises(ConfigError) as refused:
-            target_of(NOWHERE, JOB, Wanted(epoch=8))
+            target_of(NOWHERE, JOB, RewindPoint(epoch=8))
         assert "the nearest epochs it can be rewound to: 7 and 9" in str(refused.value)
         with pytest.raises(ConfigError, match="has no savepoint 'old'"):
-            target_of(NOWHERE, JOB, Wanted(savepoint="old"))
+            target_of(NOWHERE, JOB, RewindPoint(savepoint="old"))
 
     def test_a_finished_job_stays_finished(self) -> None:
         finished = replace(JOB, ended=Finished(Epoch(9)))

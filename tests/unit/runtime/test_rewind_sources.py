@@ -72,7 +72,7 @@ class TestSourceRows:
         assert row["available"] is available
         assert (first_missing([row]) is None) == available
 
-    def test_of_an_unknown_position_have_no_offset_and_require_the_first_record(
+    def test_source_rows_of_an_unknown_position_have_no_offset_and_require_the_first_record(
         self, sources: list[SourceSpec]
     ) -> None:
         (row,) = source_rows(at(-1), at(4), sources)
@@ -87,7 +87,7 @@ class TestSourceRows:
         (row,) = source_rows(at(None), at(4), [])
         assert (row["from_offset"], row["to_offset"], row["records"], row["available"]) == (4, None, None, None)
 
-    def test_of_a_partition_added_since_start_at_its_first_record(self, tmp_path: Path) -> None:
+    def test_source_rows_of_a_partition_added_later_start_at_its_first_record(self, tmp_path: Path) -> None:
         create_log(LocalObjects(tmp_path), SCHEMA, 1)
         writer = LogWriter(LocalObjects(tmp_path))
         writer.widen(2)
@@ -100,7 +100,7 @@ class TestSourceRows:
         ("back", "now", "available"),
         [(2, 4, False), (4, 4, True), (None, 4, False), (-1, 4, False), (None, 0, None), (None, -1, None)],
     )
-    def test_of_a_partition_that_is_gone_have_the_reason_if_it_would_be_read_again(
+    def test_source_rows_of_a_missing_partition_have_the_reason_if_it_would_be_reread(
         self, back: int | None, now: int, available: bool | None
     ) -> None:
         (row,) = source_rows(at(back), at(now), [SourceSpec("log", cast(Any, Gone()), 0)])
@@ -108,7 +108,7 @@ class TestSourceRows:
         gone = f"source 'log', partition 0: it was deleted, and its records from offset {max(back or 0, 0)} on would "
         assert first_missing([row]) == (f"{gone}have to be read again" if available is False else None)
 
-    def test_of_unreachable_sources_are_unknown_and_do_not_block(self) -> None:
+    def test_the_availability_of_unreachable_sources_is_unknown_and_blocks_nothing(self) -> None:
         rows = source_rows(at(0), at(4), [])
         assert rows[0]["available"] is None and first_missing(rows) is None
 

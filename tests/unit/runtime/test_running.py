@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from running_jobs import SCHEMA, app_of, check, play, row
 
 import holdfast as hf
-from holdfast.runtime.functions.adding import Sum
+from holdfast.runtime.functions.adding import SumKind
 from holdfast.runtime.functions.ranges import Runs, over_ranges
 from holdfast.runtime.plan.identity import check_against, describe_operators
 from holdfast.sinks.memory.sink import MemorySink
@@ -123,7 +123,7 @@ class TestRanges:
     @pytest.mark.continuous("it runs no job")
     @given(st.lists(st.lists(st.integers(-9, 9), min_size=1, max_size=20), min_size=1, max_size=6), st.data())
     def test_every_range_is_merged_once_and_of_one_key_only(self, keys: list[list[int]], data: Any) -> None:
-        function = Sum().over([pa.field("v", pa.int64())], False)
+        function = SumKind().over([pa.field("v", pa.int64())], False)
         assert function is not None
         values = np.array([v for rows in keys for v in rows])
         ends = np.concatenate([np.full(len(rows), sum(map(len, keys[: i + 1]))) for i, rows in enumerate(keys)])

@@ -119,7 +119,7 @@ class TestRemovedAggregate:
         plan = evolved(TOTAL, N, drop=["totals.total"])
         assert ids(plan) == {"n.count": "n.count"} and plan.operator("totals").table.past == ("total.sum",)
 
-    def test_that_is_added_again_does_not_read_its_old_state(self) -> None:
+    def test_a_removed_aggregate_that_is_added_again_does_not_read_its_old_state(self) -> None:
         known = with_identities(TOTAL, (), ())[1]
         known = with_identities(N, known, ["totals.total"])[1]
         plan, known = with_identities(TOTAL, known, ())
@@ -193,7 +193,7 @@ class TestChangedAggregate:
 
 class TestWiderType:
     @pytest.mark.parametrize(("column", "wide"), [("v", pa.int64()), ("f", pa.float64())])
-    def test_of_an_extreme_keeps_its_state(self, column: str, wide: pa.DataType) -> None:
+    def test_an_extreme_of_a_wider_type_keeps_its_state(self, column: str, wide: pa.DataType) -> None:
         before = plan_of(low=hf.min(column), high=hf.max(column))
         now = plan_of(widened(**{column: wide}), low=hf.min(column), high=hf.max(column))
         assert (
@@ -202,11 +202,11 @@ class TestWiderType:
         assert ids(evolved(before, now)) == {"low.min": "low.min", "high.max": "high.max"}
 
     @pytest.mark.parametrize(("column", "other"), [("u", pa.int32()), ("v", pa.float64()), ("v", pa.uint64())])
-    def test_of_another_kind_is_refused(self, column: str, other: pa.DataType) -> None:
+    def test_an_extreme_of_another_kind_of_type_is_refused(self, column: str, other: pa.DataType) -> None:
         now = plan_of(widened(**{column: other}), low=hf.min(column))
         assert "had aggregate 'low' of type" in refusal(plan_of(low=hf.min(column)), now).what
 
-    def test_of_a_key_keeps_the_state(self) -> None:
+    def test_a_key_of_a_wider_type_keeps_the_state(self) -> None:
         before, now = plan_of(n=hf.count()), plan_of(widened(k=pa.int64()), n=hf.count())
         assert "had the key (k: int32) and now has (k: int64)" in said(before, now)[0]
         evolved(before, now)

@@ -23,7 +23,7 @@ from holdfast.sinks.memory.sink import MemorySink
 from holdfast.sinks.protocol.staging import Stage
 from holdfast.state.changelog import SegmentHeader, seal, unseal
 from holdfast.state.keys.batch import KeyType
-from holdfast.state.tables.delta import Delta
+from holdfast.state.tables.delta import OperatorDelta
 from holdfast.storage.objects import LocalObjects, MemoryObjects
 
 HEADER = SegmentHeader(JobUuid("1" * 32), Generation(2), Timeline(1), Epoch(3), Epoch(2), WorkerId("w"))
@@ -32,10 +32,10 @@ ROWS = 300_000
 PATH = "segments/00000002/000000000003/w.segment"
 
 
-def delta() -> Delta:
+def delta() -> OperatorDelta:
     numbers = np.arange(ROWS)
     random = np.random.default_rng(1).integers(0, 1 << 62, ROWS)
-    return Delta(Epoch(3), Epoch(2), 1, 8, KEY.from_ints(numbers), np.ones(ROWS, bool), {"n": random})
+    return OperatorDelta(Epoch(3), Epoch(2), 1, 8, KEY.from_ints(numbers), np.ones(ROWS, bool), {"n": random})
 
 
 class TestSealing:
@@ -71,7 +71,7 @@ class TestSealing:
         monkeypatch.undo()
         assert job.run(store).segment == SealJob(HEADER, [delta()], {}).run(MemoryObjects()).segment
 
-    def test_of_nothing_stores_nothing(self) -> None:
+    def test_sealing_an_empty_delta_stores_nothing(self) -> None:
         store = MemoryObjects()
         sealed = SealJob(HEADER, [delta().empty()], {}).run(store)
         assert sealed.segment is None and store.list("") == []

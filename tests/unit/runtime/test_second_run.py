@@ -49,12 +49,12 @@ class Watch:
 
 
 class TestLiveJsonFromTheFuture:
-    def test_that_is_not_renewed_is_awaited_no_longer_than_any_other(self) -> None:
+    def test_a_future_live_json_without_renewal_is_awaited_no_longer_than_any_other(self) -> None:
         watch = Watch(HOUR_US)
         watch.refuse()
         assert 5.0 < watch.now < 6.0
 
-    def test_that_is_renewed_is_a_live_driver(self) -> None:
+    def test_a_future_live_json_that_is_renewed_indicates_a_live_driver(self) -> None:
         watch = Watch(HOUR_US, renewed=True)
         with pytest.raises(Fenced, match="is running on"):
             watch.refuse()

@@ -309,7 +309,7 @@ class TestEverySettingHasAnEffect:
                     Timeline(1),
                     Epoch(1),
                     Epoch(0),
-                    m.Active(Subtask(0)),
+                    m.ActiveRole(Subtask(0)),
                     (),
                     handle,
                     (),

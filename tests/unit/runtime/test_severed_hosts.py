@@ -108,7 +108,7 @@ class TestSilence:
         run.pass_time(0.0)
         register(run, C, "h3")
         completed(run)
-        run.hear(run.heartbeat(C, copies=(m.Copied(ZERO, Epoch(1)),)))
+        run.hear(run.heartbeat(C, copies=(m.StandbyCopy(ZERO, Epoch(1)),)))
         breaks(run, A, ONE)
         assert dismissed(run.pass_time(1.2)) == [A]
         assert run.state.workers[C].subtask is None
@@ -149,7 +149,7 @@ class TestResets:
         effects = run.pass_time(1.2)
         assert dismissed(effects) == [] and any(isinstance(effect, CreateRecord) for effect in effects)
 
-    def test_that_return_before_an_epoch_completes_replace_a_worker(self) -> None:
+    def test_resets_that_recur_before_an_epoch_completes_replace_a_worker(self) -> None:
         """A firewall that refuses connections answers; only its persistence shows."""
         run = on({A: "h1", B: "h2"})
         breaks(run, A, ONE, why=RESET)
@@ -207,7 +207,7 @@ class TestPlaces:
         completed(run)
         register(run, D, "h3")
         for worker in (C, D):
-            run.hear(run.heartbeat(worker, copies=(m.Copied(ONE, Epoch(1 if worker == C else 0)),)))
+            run.hear(run.heartbeat(worker, copies=(m.StandbyCopy(ONE, Epoch(1 if worker == C else 0)),)))
         breaks(run, A, ONE)
         effects = run.pass_time(1.2, alive=EVERYONE)
         recovered(run)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 import holdfast as hf
 from holdfast.runtime.functions.cardinality import LISTED_MAX, REGISTERS, Sketch, hashes_of
 from holdfast.runtime.functions.contract import AggregateFunction, State
-from holdfast.runtime.functions.membership import Filter, Member
+from holdfast.runtime.functions.membership import BloomFilter, Member
 from holdfast.runtime.functions.quantiles import Histogram, buckets_of, middles_of
 from holdfast.state.tables.spec import ColumnSpec
 from holdfast.state.tables.values import default_of
@@ -75,9 +75,9 @@ class TestApproxDistinct:
         assert zeros[0] == zeros[1] and nans[0] == nans[1] != zeros[0]
 
 
-def filter_of(kind: pa.DataType, expected: int, error: float = 0.01) -> Filter:
+def filter_of(kind: pa.DataType, expected: int, error: float = 0.01) -> BloomFilter:
     function = Member(expected, error).over([pa.field("v", kind)], True)
-    assert isinstance(function, Filter)
+    assert isinstance(function, BloomFilter)
     return function
 
 

@@ -23,10 +23,10 @@ from holdfast.runtime.operators.windows.merging import Grouped, Owners
 from holdfast.runtime.operators.windows.window import by_slice
 from holdfast.runtime.plan.identity import check_against, describe_operators
 from holdfast.runtime.time.calendar import Calendar
-from holdfast.runtime.time.windows import Hopping, Session
+from holdfast.runtime.time.windows import Hopping, SessionWindows
 from holdfast.sinks.memory.sink import MemorySink
 from holdfast.state.keys.batch import KeyType
-from holdfast.state.tables.table import Table, TableSpec
+from holdfast.state.tables.table import StateTable, TableSpec
 from holdfast.testing import TestDriver
 
 IN_BOTH_MODES = True
@@ -209,7 +209,7 @@ class TestOwners:
     @pytest.mark.continuous("it runs no job")
     @given(st.lists(st.tuples(st.booleans(), ROWS_OF_SLICES), min_size=1, max_size=6))
     def test_rows_have_the_numbers_of_their_keys_whatever_rows_were_there_before(self, steps: list[Any]) -> None:
-        table = Table(TableSpec(1, "slices", SLICE, ()), 8)
+        table = StateTable(TableSpec(1, "slices", SLICE, ()), 8)
         owners = Owners(table)
         for number, (drops, rows) in enumerate(steps):
             if drops:
@@ -220,7 +220,7 @@ class TestOwners:
 
     @pytest.mark.continuous("it runs no job")
     def test_a_slot_that_gets_another_key_gets_its_number(self) -> None:
-        table = Table(TableSpec(1, "slices", SLICE, ()), 8)
+        table = StateTable(TableSpec(1, "slices", SLICE, ()), 8)
         owners, found = Owners(table), list[tuple[list[int], list[int]]]()
         for number, users in enumerate([[5, 6], [7, 5]]):
             table.touch(table.slots(SLICE.encode([pa.array([number, number]), pa.array(users)])))
@@ -230,7 +230,7 @@ class TestOwners:
         assert found == [([0, 1], [5, 6]), ([0, 1], [5, 7])]
 
 
-def empty(table: Table, epoch: Epoch) -> None:
+def empty(table: StateTable, epoch: Epoch) -> None:
     """Delete all rows of a table, and drop their slots."""
     table.delete(table.present())
     table.freeze(epoch, table.committed_through)
@@ -382,7 +382,7 @@ class TestWindowsOfWindows:
             t.finish()
             oracle: dict[datetime, list[tuple[int, int]]] = defaultdict(list)
             for each in t.rows("first-out"):
-                time = each["window_end"] if isinstance(first, Session) else each["window_start"]
+                time = each["window_end"] if isinstance(first, SessionWindows) else each["window_start"]
                 end = int((time - START).total_seconds() // 30 + 1) * 30
                 oracle[at(end)].append((each["n"], each["total"]))
             assert t.rows("late") == []

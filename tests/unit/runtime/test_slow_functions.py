@@ -17,8 +17,8 @@ from holdfast.errors import JobFailed
 from holdfast.runtime.api.stream import Stream
 from holdfast.runtime.config.settings import resolve
 from holdfast.runtime.operators.aggregates.aggregate import KEYS_MAX
-from holdfast.runtime.operators.time_slice import LONG_S, ROWS_FIRST, Pace
-from holdfast.runtime.processes.host import Session, WorkerTask
+from holdfast.runtime.operators.time_slice import LONG_S, ROWS_FIRST, SlicePace
+from holdfast.runtime.processes.host import WorkerSession, WorkerTask
 from holdfast.runtime.processes.tls import make_credentials
 from holdfast.runtime.testing.cluster import Cluster
 from holdfast.runtime.time.windows import Hopping
@@ -125,7 +125,7 @@ class TestSlowFunctionOfASource:
         assert played.keys() == list(range(60))
         assert played.completed() >= 8
 
-    def test_that_becomes_slow_within_a_batch_does_not_block_the_worker(self) -> None:
+    def test_a_function_that_becomes_slow_within_a_batch_does_not_block_the_worker(self) -> None:
         """First few rows reach the function, then all: a batch is more than one time slice can process."""
 
         def build(app: hf.App, takes: Callable[[float], None]) -> Stream:
@@ -159,7 +159,7 @@ class TestSlowFunctionOfASource:
 
 
 class TestSlowFunctionAfterChannels:
-    def test_of_a_union_keeps_time_slices_short(self) -> None:
+    def test_a_slow_function_after_a_union_keeps_time_slices_short(self) -> None:
         def build(app: hf.App, takes: Callable[[float], None]) -> Stream:
             def fn(row: Row) -> Row:
                 takes(0.0025)
@@ -175,7 +175,7 @@ class TestSlowFunctionAfterChannels:
         assert (played.cluster.driver.outcome or ("",))[0] == "finished"
         assert sorted(played.keys()) == [*range(70_000), *range(1_000_000, 1_070_000)]
 
-    def test_of_windows_that_close_together_keeps_time_slices_short(self) -> None:
+    def test_a_slow_function_after_windows_that_close_together_keeps_time_slices_short(self) -> None:
         """One watermark closes all windows; it is forwarded only after the function's results for them."""
 
         @dataclass
@@ -235,7 +235,9 @@ class TestTimersOfAKeyedFunction:
     @pytest.mark.parametrize(
         ("keys", "times", "seconds"), [(3_000, 1, 0.0025), (1, 100_000, 0.0001), (50, 20, 0.03), (3, 10, 1.0)]
     )
-    def test_that_one_watermark_makes_due_keep_time_slices_short(self, keys: int, times: int, seconds: float) -> None:
+    def test_slow_timers_made_due_by_one_watermark_keep_time_slices_short(
+        self, keys: int, times: int, seconds: float
+    ) -> None:
         def rows(i: np.ndarray[tuple[int], np.dtype[np.int64]]) -> dict[str, object]:
             return {"k": i, "at": pa.array(i).cast(pa.timestamp("us", "UTC"))}
 
@@ -273,7 +275,7 @@ class TestTimersOfAKeyedFunction:
 
 class TestFunctionsOfAPattern:
     @pytest.mark.parametrize("silence", [True, False])
-    def test_that_one_watermark_calls_keep_time_slices_short(self, silence: bool) -> None:
+    def test_slow_pattern_functions_called_by_one_watermark_keep_time_slices_short(self, silence: bool) -> None:
         """At the end of the input, all rows are due, and all partial matches over."""
 
         def rows(i: np.ndarray[tuple[int], np.dtype[np.int64]]) -> dict[str, object]:
@@ -313,7 +315,7 @@ class TestFastFunction:
 
 
 class TestADeadLetter:
-    def test_of_a_slow_function_names_the_records_own_offset(self) -> None:
+    def test_a_dead_letter_of_a_slow_function_names_the_records_own_offset(self) -> None:
         app = hf.App("slow")
 
         def fn(row: Row) -> Row:
@@ -441,7 +443,7 @@ class TestASlowAggregateOfTheUser:
         assert not played.cluster.driver.state.restarts
         assert sorted((row["k"], row["n"]) for row in played.sink.rows()) == [(k, 50) for k in range(400)]
 
-    def test_that_becomes_slow_after_many_fast_calls_holds_a_turn_for_a_limited_number_of_keys(self) -> None:
+    def test_an_aggregate_that_becomes_slow_limits_the_keys_per_turn(self) -> None:
         calls = [0]
 
         def takes(_: float) -> None:
@@ -460,7 +462,7 @@ class TestASlowAggregateOfTheUser:
 
         def result(state: Total) -> int:
             member = next(iter(played.cluster.members.values()))
-            session = Session(task(played), member.loop, Mailbox(), played.cluster.clock)
+            session = WorkerSession(task(played), member.loop, Mailbox(), played.cluster.clock)
             longest[0] = max(longest[0], played.cluster.clock.now - member.loop.advanced_at)
             played.takes(3)
             session.show_life(reported.append)
@@ -496,7 +498,7 @@ class TestAFunctionThatHangs:
         def build(app: hf.App, takes: Callable[[float], None]) -> Stream:
             def wait(row: Row) -> Row:
                 (member,) = played.cluster.members.values()
-                session = Session(task(played), member.loop, Mailbox(), played.cluster.clock)
+                session = WorkerSession(task(played), member.loop, Mailbox(), played.cluster.clock)
                 for seconds in (1, 2, 118, 1):
                     takes(seconds)
                     session.show_life(reported.append)  # as the thread does that shows signs of life
@@ -515,8 +517,8 @@ class TestAFunctionThatHangs:
 
 
 class TestPace:
-    def played(self, seconds: Callable[[int], float], turns: int = 40, pace: Pace | None = None) -> Pace:
-        pace = pace or Pace()
+    def played(self, seconds: Callable[[int], float], turns: int = 40, pace: SlicePace | None = None) -> SlicePace:
+        pace = pace or SlicePace()
         for _ in range(turns):
             pace.took(pace.rows, seconds(pace.rows))
         return pace

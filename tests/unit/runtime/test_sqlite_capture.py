@@ -102,20 +102,20 @@ class TestChanges:
         assert table.captured() == {1: {"id": 1, "v": "a"}, 2: {"id": 2, "v": None}}
         assert [event["event"] for event in table.events] == ["snapshot", "captured", "streaming"]
 
-    def test_of_one_transaction_are_one_commit_with_the_newest_one_as_its_position(self, folder: Path) -> None:
+    def test_changes_of_one_transaction_are_one_commit_positioned_at_the_newest_change(self, folder: Path) -> None:
         table = plain(folder)
         table.catch_up()
         table.ask("BEGIN", "INSERT INTO t VALUES (3, 'c')", "UPDATE t SET v = 'b' WHERE id = 2", "COMMIT")
         assert table.captured() == {1: {"id": 1, "v": "a"}, 2: {"id": 2, "v": "b"}, 3: {"id": 3, "v": "c"}}
         assert [position for position, _ in tables(table.store, WRITER)] == [1, 3]
 
-    def test_of_a_key_delete_the_old_one(self, folder: Path) -> None:
+    def test_an_update_of_a_key_deletes_the_old_key(self, folder: Path) -> None:
         table = plain(folder)
         table.catch_up()
         table.ask("UPDATE t SET id = 9 WHERE id = 1")
         assert table.captured() == {2: {"id": 2, "v": None}, 9: {"id": 9, "v": "a"}}
 
-    def test_that_are_rolled_back_are_not_captured(self, folder: Path) -> None:
+    def test_changes_that_are_rolled_back_are_not_captured(self, folder: Path) -> None:
         table = plain(folder)
         table.catch_up()
         table.ask("BEGIN", "DELETE FROM t", "ROLLBACK", "INSERT INTO t VALUES (3, 'c')")
@@ -156,7 +156,7 @@ class TestChanges:
         assert sorted(table.captured()) == ["b"]
 
     @pytest.mark.parametrize("is_older", [True, False])
-    def test_that_a_trigger_of_another_program_changes_again_end_with_the_row_that_stays(
+    def test_a_change_amended_by_another_programs_trigger_ends_with_the_final_row(
         self, folder: Path, is_older: bool
     ) -> None:
         touch = "CREATE TRIGGER x AFTER UPDATE ON t BEGIN UPDATE t SET v = 'touched' WHERE id = NEW.id; END"
@@ -190,7 +190,7 @@ class TestChanges:
         table.ask("INSERT OR REPLACE INTO t VALUES (4, 'a', NULL), (5, 'x', NULL)")
         assert sorted(table.captured()) == [2, 3, 4, 5]
 
-    def test_that_are_ignored_leave_nothing_in_the_database(self, folder: Path) -> None:
+    def test_ignored_inserts_leave_nothing_in_the_database(self, folder: Path) -> None:
         table = Table(folder, "CREATE TABLE t (id INTEGER PRIMARY KEY, u TEXT UNIQUE)", "INSERT INTO t VALUES (1, 'a')")
         table.catch_up()
         for n in range(2, 50):
@@ -216,7 +216,7 @@ class TestChanges:
         assert sum(steps) < ROWS
         assert len(table.captured()) == ROWS
 
-    def test_of_a_table_with_an_odd_name_are_captured(self, folder: Path) -> None:
+    def test_changes_of_a_table_with_an_odd_name_are_captured(self, folder: Path) -> None:
         odd = """My "T's" table"""
         quoted = '"' + odd.replace('"', '""') + '"'
         table = Table(folder, f'CREATE TABLE {quoted} ("a b" INTEGER PRIMARY KEY, "select" TEXT UNIQUE)', name=odd)
@@ -263,7 +263,7 @@ class TestTypes:
         at = datetime(2026, 2, 3, 4, 5, 6, tzinfo=UTC)
         assert table.captured() == {1: {"id": 1, "flag": True, "day": date(2026, 2, 3), "at": at}}
 
-    def test_that_are_unknown_are_refused_with_the_columns(self, folder: Path) -> None:
+    def test_unknown_column_types_are_refused_with_the_columns(self, folder: Path) -> None:
         table = Table(folder, "CREATE TABLE t (id INTEGER PRIMARY KEY, at DATETIME, x)")
         with pytest.raises(ConfigError, match=r"at \(DATETIME\), x \(no type\)") as refused:
             table.catch_up()
@@ -281,7 +281,7 @@ class TestTypes:
             ("BOOLEAN", "2"),
         ],
     )
-    def test_of_values_that_do_not_fit_stop_before_them_and_lose_nothing(
+    def test_capture_stops_before_a_value_of_the_wrong_type_and_loses_nothing(
         self, folder: Path, kind: str, value: str
     ) -> None:
         table = Table(folder, f"CREATE TABLE t (id INTEGER PRIMARY KEY, v {kind})")
@@ -293,7 +293,7 @@ class TestTypes:
         table.ask("UPDATE t SET v = NULL", 'DELETE FROM "_holdfast_changes_t" WHERE v IS NOT NULL')
         assert table.captured() == {7: {"id": 7, "v": None}, 8: {"id": 8, "v": None}}
 
-    def test_of_rows_that_do_not_fit_leave_the_database_as_it_was(self, folder: Path) -> None:
+    def test_rows_of_the_wrong_type_leave_the_database_unchanged(self, folder: Path) -> None:
         table = Table(folder, "CREATE TABLE t (id INTEGER PRIMARY KEY, v INTEGER)", "INSERT INTO t VALUES (1, 'x')")
         with pytest.raises(ConfigError, match="the column 'v' of the row id=1") as refused:
             table.catch_up()
@@ -303,7 +303,7 @@ class TestTypes:
         table.ask("UPDATE t SET v = 1")
         assert table.captured() == {1: {"id": 1, "v": 1}}
 
-    def test_of_a_key_that_is_null_stop_the_capture(self, folder: Path) -> None:
+    def test_a_null_key_stops_the_capture(self, folder: Path) -> None:
         table = Table(folder, "CREATE TABLE t (id TEXT PRIMARY KEY)", "INSERT INTO t VALUES (NULL)")
         with pytest.raises(ConfigError, match="the row id=None has a value of type null"):
             table.catch_up()
@@ -330,7 +330,7 @@ REFUSED = {
 
 class TestTable:
     @pytest.mark.parametrize("case", REFUSED)
-    def test_that_cannot_be_captured_is_refused_and_left_as_it_is(self, folder: Path, case: str) -> None:
+    def test_a_table_that_cannot_be_captured_is_refused_and_left_unchanged(self, folder: Path, case: str) -> None:
         statements, message = REFUSED[case]
         table = Table(folder, *statements)
         before = table.ask("SELECT sql FROM sqlite_master")
@@ -355,7 +355,7 @@ class TestTable:
             (["DROP TRIGGER _holdfast_update_t", "UPDATE t SET v = 'x'"], "its triggers were dropped"),
         ],
     )
-    def test_that_is_changed_stops_the_capture_after_everything_before(
+    def test_a_schema_change_stops_the_capture_after_all_earlier_changes(
         self, folder: Path, statements: list[str], message: str
     ) -> None:
         table = plain(folder)
@@ -366,7 +366,7 @@ class TestTable:
                 table.catch_up()
             assert table.rows()[3] == {"id": 3, "v": "c"} and table.rows()[1] == {"id": 1, "v": "a"}
 
-    def test_that_gets_a_unique_column_stops_before_changes_that_may_lack_some(self, folder: Path) -> None:
+    def test_a_new_unique_column_stops_the_capture_before_changes_that_may_be_incomplete(self, folder: Path) -> None:
         table = plain(folder)
         table.catch_up()
         table.ask("CREATE UNIQUE INDEX u ON t (v)", "INSERT OR REPLACE INTO t VALUES (3, 'a')")
@@ -374,7 +374,7 @@ class TestTable:
             table.catch_up()
         assert sorted(table.rows()) == [1, 2]
 
-    def test_that_was_changed_is_captured_into_another_log(self, folder: Path) -> None:
+    def test_a_changed_table_is_captured_into_another_log(self, folder: Path) -> None:
         table = plain(folder)
         table.catch_up()
         table.ask("ALTER TABLE t ADD COLUMN more TEXT", "INSERT INTO t VALUES (4, 'd', 'x')")
@@ -386,7 +386,7 @@ class TestTable:
 
 
 class TestTwoTables:
-    def test_of_one_database_have_triggers_of_their_own(self, folder: Path) -> None:
+    def test_two_tables_of_one_database_have_their_own_triggers(self, folder: Path) -> None:
         columns = "(id INTEGER PRIMARY KEY, u TEXT UNIQUE)"
         first = Table(folder, f"CREATE TABLE t {columns}", f"CREATE TABLE t_before {columns}")
         second = Table(folder, name="t_before")
@@ -408,7 +408,7 @@ class Waits(Until):
 
 
 class TestLock:
-    def test_that_was_waited_for_is_followed_by_a_look_at_the_file_as_it_is_then(self, folder: Path) -> None:
+    def test_the_database_file_is_checked_again_after_a_wait_for_the_lock(self, folder: Path) -> None:
         table = plain(folder)
         table.catch_up()
         other = Lock(str(table.path), "t")
@@ -426,7 +426,7 @@ class TestLock:
             table.run(Waits(lambda: sorted(table.rows()) == [1, 2, 3], replaced), table.store)
         assert sorted(table.rows()) == [1, 2, 3]
 
-    def test_that_cannot_be_used_is_named(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_lock_that_cannot_be_used_is_named(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         table = plain(folder)
         of = hf.SQLiteChanges(table.path, "t", hf.Log("memory/log")).capturing
 
@@ -441,7 +441,7 @@ class TestLock:
 
 
 class TestDatabase:
-    def test_that_was_restored_from_a_copy_is_refused_even_after_more_changes(self, folder: Path) -> None:
+    def test_a_database_restored_from_a_copy_is_refused_even_after_more_changes(self, folder: Path) -> None:
         table = plain(folder)
         table.catch_up()
         shutil.copy(table.path, folder / "copy.db")
@@ -455,7 +455,7 @@ class TestDatabase:
             table.ask("UPDATE t SET v = 'other'")
         assert sorted(table.rows()) == [1, 2, 3, 4]
 
-    def test_that_was_created_again_is_refused(self, folder: Path) -> None:
+    def test_a_recreated_database_is_refused(self, folder: Path) -> None:
         table = plain(folder)
         table.catch_up()
         table.db.close()
@@ -486,7 +486,9 @@ class TestDatabase:
         with pytest.raises(Damaged, match="restored from a copy"):
             table.run(Restored(lambda: False), table.store)
 
-    def test_that_another_program_holds_is_unavailable(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_database_locked_by_another_program_is_unavailable(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr("holdfast.runtime.sources.sqlite.catalogue.BUSY_MS", 10)
         table = plain(folder)
         table.ask("BEGIN EXCLUSIVE")
@@ -495,13 +497,13 @@ class TestDatabase:
         table.ask("COMMIT")
         assert sorted(table.captured()) == [1, 2]
 
-    def test_that_is_missing_is_unavailable(self, folder: Path) -> None:
+    def test_a_missing_database_is_unavailable(self, folder: Path) -> None:
         of = hf.SQLiteChanges(folder / "none.db", "t", hf.Log("memory/log")).capturing
         with pytest.raises(Unavailable, match="does not exist"):
             Capture(of, MemoryObjects(), lambda _: None, StopRequest()).run()
         assert not (folder / "none.db").exists()
 
-    def test_that_is_no_database_is_reported(self, folder: Path) -> None:
+    def test_a_file_that_is_not_a_database_is_reported(self, folder: Path) -> None:
         (folder / "a.db").write_bytes(b"x" * 4096)
         of = hf.SQLiteChanges(folder / "a.db", "t", hf.Log("memory/log")).capturing
         with pytest.raises(Damaged, match="not a database"):

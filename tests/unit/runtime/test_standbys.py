@@ -57,7 +57,7 @@ def sent(run: Run) -> list[m.Follow]:
 
 def copied(run: Run, worker: WorkerId, *copies: tuple[Subtask, int]) -> None:
     """A standby reports its copies."""
-    held = tuple(m.Copied(subtask, Epoch(epoch)) for subtask, epoch in copies)
+    held = tuple(m.StandbyCopy(subtask, Epoch(epoch)) for subtask, epoch in copies)
     run.hear(run.heartbeat(worker, copies=held))
 
 
@@ -86,7 +86,7 @@ class TestLaunches:
         assert launches(run.pass_time(0.0)) == 1
         assert launches(run.pass_time(1.0)) == 0
 
-    def test_that_come_to_nothing_do_not_count_as_failures(self) -> None:
+    def test_standby_launches_without_result_do_not_count_as_failures(self) -> None:
         run = running(ONE_STANDBY)
         run.pass_time(0.0)
         effects = run.pass_time(10 * LAUNCH_DEADLINE_S)
@@ -148,7 +148,7 @@ class TestWhoFollows:
     def test_a_worker_beyond_the_standbys_follows_nothing(self) -> None:
         run = running()
         run.register(C)
-        assert roles(run) == {A: m.Active(ZERO), B: m.Active(ONE), C: None}
+        assert roles(run) == {A: m.ActiveRole(ZERO), B: m.ActiveRole(ONE), C: None}
 
     def test_another_host_is_preferred(self) -> None:
         run = running(TWO_STANDBYS)
@@ -205,7 +205,7 @@ class TestFollow:
     def test_waits_while_the_standby_restores_a_copy(self) -> None:
         run = with_standby()
         copied(run, C)
-        run.hear(m.Heartbeat(C, run.generation, False, False, (), m.Progress(restored=(1, 2))))
+        run.hear(m.Heartbeat(C, run.generation, False, False, (), m.WorkerProgress(restored=(1, 2))))
         assert followed(completed(run)) == [] == followed(repeated(run.state))
         copied(run, C, (ONE, epoch(run.state)))
         assert followed(repeated(run.state)) == [(C, ZERO, epoch(run.state))]
@@ -243,7 +243,7 @@ class TestFollow:
     def test_leads_a_copy_past_a_base_made_while_it_was_restored(self) -> None:
         run = with_standby()
         completed(run, 1, segment=segment(1))
-        run.hear(m.Heartbeat(C, run.generation, False, False, (), m.Progress(restored=(1, 2))))
+        run.hear(m.Heartbeat(C, run.generation, False, False, (), m.WorkerProgress(restored=(1, 2))))
         for number in range(2, 4):
             completed(run, number, segment=segment(number))
         for base in (2, 4):
@@ -272,7 +272,7 @@ class TestFollow:
 
 
 class TestLosses:
-    def test_of_a_standby_leave_the_generation_and_the_restart_limit_alone(self) -> None:
+    def test_losses_of_a_standby_do_not_affect_the_generation_and_the_restart_limit(self) -> None:
         run = with_standby()
         before = run.generation
         for _ in range(RULES.restart_failures_max + 2):
@@ -281,7 +281,7 @@ class TestLosses:
             run.register(C)
         assert run.generation == before and run.state.failures == ()
 
-    def test_of_a_subtask_are_taken_over_by_the_newest_copy(self) -> None:
+    def test_the_newest_copy_takes_over_a_lost_subtask(self) -> None:
         run = with_standby(TWO_STANDBYS)
         completed(run)
         run.register(D)
@@ -302,7 +302,7 @@ class TestLosses:
         copied(run, D, (ZERO, epoch(run.state)))
         assert standbys.newest_copy(run.state, ZERO, (C, D)) == D
 
-    def test_of_a_launch_in_a_recovery_with_enough_workers_do_not_count(self) -> None:
+    def test_a_launch_lost_in_a_recovery_with_enough_workers_does_not_count(self) -> None:
         run = with_standby(replace(TWO_STANDBYS, restart_failures_max=1))
         (pending,) = run.state.launching
         run.lose(A)
@@ -320,7 +320,7 @@ class TestLosses:
         assert run.state.deployed is not None and C not in run.state.workers
         assert "the root at /data" in run.state.standby_error
 
-    def test_of_two_subtasks_wait_for_one_new_worker(self) -> None:
+    def test_two_lost_subtasks_wait_for_one_new_worker(self) -> None:
         run = with_standby()
         run.lose(A)
         run.lose(B)
@@ -332,7 +332,7 @@ class TestStatus:
         run = with_standby()
         for number in range(1, 4):
             completed(run, number)
-        run.hear(run.heartbeat(C, copies=(m.Copied(ZERO, Epoch(1), 20), m.Copied(ONE, Epoch(2), 10))))
+        run.hear(run.heartbeat(C, copies=(m.StandbyCopy(ZERO, Epoch(1), 20), m.StandbyCopy(ONE, Epoch(2), 10))))
         shown = {worker.id: worker for worker in of_run(run.state, "root", "continuous", None).workers}[C]
         assert (shown.role, shown.subtasks, shown.follows) == ("standby", (), (0, 1))
         assert (shown.lag_epochs, shown.lag_bytes) == (2, 30)

@@ -27,9 +27,9 @@ from holdfast.runtime.worker.local.home import Home
 from holdfast.runtime.worker.local.opened import LocalFolders
 from holdfast.state.collections.rows import spec_of
 from holdfast.state.keys.batch import KeyType
-from holdfast.state.paging.swap import Swap
+from holdfast.state.paging.swap import SwapMemory
 from holdfast.state.tables.slab import PLAIN, UNLIMITED, Memory
-from holdfast.state.tables.table import ColumnSpec, Table
+from holdfast.state.tables.table import ColumnSpec, StateTable
 from holdfast.testing import TestDriver
 
 
@@ -72,7 +72,7 @@ class TestBudget:
         with pytest.raises(hf.ConfigError, match="state_memory is 79MiB, and every worker .* at least 80MiB"):
             refuse(too_little_memory(plan(), 79 * MIB, 2, 8 * MIB))
 
-    def test_of_a_task_is_refused_without_a_word_about_channels(self) -> None:
+    def test_the_refusal_of_a_task_budget_does_not_mention_channels(self) -> None:
         with pytest.raises(hf.ConfigError, match="needs at least 64MiB: 64MiB for 1 tables and buffers") as error:
             refuse(too_little_memory(plan(), 63 * MIB, 1, 0))
         assert error.value.next_step == "set state_memory to at least 64MiB"
@@ -130,11 +130,11 @@ class TestDefault:
         assert default_state_memory(1, 384 * MIB, tmp_path) == 192 * MIB
         assert default_state_memory(1, 64 << 30, tmp_path) == 8 << 30
 
-    def test_of_a_worker_in_a_container_is_at_least_what_the_plan_needs(self) -> None:
+    def test_the_default_of_a_worker_in_a_container_is_at_least_the_plans_minimum(self) -> None:
         assert budget_of(plan(), settings(), 384 * MIB).total == 192 * MIB
         assert budget_of(plan(), settings(), 10 * MIB).total == least(plan(), 1, 0)
 
-    def test_of_a_task_has_no_share_for_channels(self) -> None:
+    def test_the_default_of_a_task_has_no_share_for_channels(self) -> None:
         budget = budget_of(plan(), settings(mode="microbatch", state_memory=64 * MIB, parallelism=64))
         assert (budget.total, budget.channels) == (64 * MIB, 0)
 
@@ -143,11 +143,11 @@ YARN = {"spark.master": "yarn", "spark.executor.memoryOverhead": "384m", "spark.
 
 
 class TestContainers:
-    def test_that_leave_enough_are_taken(self) -> None:
+    def test_containers_that_leave_enough_memory_are_accepted(self) -> None:
         assert container_of(plan(), settings(state_memory=192 * MIB), YARN) == 192 * MIB
         assert container_of(plan(), settings(parallelism=8), {"spark.master": "local[2]"}) is None
 
-    def test_that_leave_less_than_the_plan_needs_are_refused_before_anything_is_read(self) -> None:
+    def test_containers_that_leave_less_than_the_plans_minimum_are_refused_before_any_read(self) -> None:
         conf = {**YARN, "spark.executor.cores": "8"}
         with pytest.raises(
             hf.ConfigError, match=r"leave 48MiB to each worker \(spark.executor.memoryOverhead\)"
@@ -160,7 +160,7 @@ class TestContainers:
         conf = {**YARN, "spark.executor.cores": "8"}
         assert container_of(replace(plan(), operators=()), settings(parallelism=8), conf) == 48 * MIB
 
-    def test_that_leave_less_than_state_memory_are_refused(self) -> None:
+    def test_containers_that_leave_less_than_state_memory_are_refused(self) -> None:
         with pytest.raises(hf.ConfigError, match="state_memory is 193MiB, but .* leave 192MiB to each worker"):
             container_of(plan(), settings(state_memory=193 * MIB), YARN)
 
@@ -208,12 +208,12 @@ class TestContainerShare:
         assert share is not None and share.size == mib * MIB
         assert share.origin == OVERHEAD + (" + spark.executor.pyspark.memory" if mib == 4096 else "")
 
-    def test_of_kubernetes_in_client_mode_is_that_of_a_jvm_program(self) -> None:
+    def test_the_kubernetes_share_in_client_mode_is_that_of_a_jvm_program(self) -> None:
         """In cluster mode the configuration names the factor 0.4."""
         share = container_share({"spark.master": "k8s://host", "spark.executor.memory": "10g"}, 1)
         assert share is not None and share.size == 1 << 30
 
-    def test_of_kubernetes_follows_its_older_factor_too(self) -> None:
+    def test_the_kubernetes_share_follows_its_older_factor(self) -> None:
         conf = {
             "spark.master": "k8s://host",
             "spark.executor.memory": "10g",
@@ -238,7 +238,7 @@ class TestContainerShare:
         assert share is not None
         assert (share.workers, share.size) == (workers, (4 << 30) // workers)
 
-    def test_of_a_value_that_spark_refuses_is_unknown(self) -> None:
+    def test_the_container_share_for_a_value_invalid_in_spark_is_unknown(self) -> None:
         assert container_share({"spark.master": "yarn", OVERHEAD: "much"}, 1) is None
 
     def test_is_named_by_plan(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +268,7 @@ class TestOperators:
     def test_take_whole_batches_though_their_table_is_larger_than_memory(self, tmp_path: Path) -> None:
         numbers = np.random.default_rng(3).integers(0, 3_000, 5_000)
         rows, batches = counted_with(PLAIN, numbers)
-        swapped, in_swap = counted_with(Swap(tmp_path, resident_max=1, tables_max=MIB), numbers)
+        swapped, in_swap = counted_with(SwapMemory(tmp_path, resident_max=1, tables_max=MIB), numbers)
         assert batches == in_swap == 5
         found = zip(*(part.tolist() for part in np.unique(numbers, return_counts=True)), strict=True)
         assert rows == swapped == {auction: (count, count * auction, auction) for auction, count in found}
@@ -276,13 +276,13 @@ class TestOperators:
     def test_take_few_rows_if_these_reach_keys_in_any_place(self, tmp_path: Path) -> None:
         user, name = KeyType(("u",), (pa.int64(),), (False,)), KeyType(("n",), (pa.utf8(),), (False,))
         spec = spec_of(1, "maps", user, name, [ColumnSpec("x", np.dtype(np.int64))], expiring=False)
-        memory = Swap(tmp_path, resident_max=1, tables_max=MIB)
-        table = Table(spec, 8, memory=memory)
+        memory = SwapMemory(tmp_path, resident_max=1, tables_max=MIB)
+        table = StateTable(spec, 8, memory=memory)
         assert table.batch_rows_max == UNLIMITED
         table.slots(spec.key.encode([pa.array(np.arange(20_000)), pa.array(["x"] * 20_000)]))
         assert memory.swapping and table.batch_rows_max < 100
 
-    def test_of_several_tables_the_one_with_the_least_room_bounds_the_batches(self, tmp_path: Path) -> None:
+    def test_the_table_with_the_least_room_bounds_the_batches_of_an_operator(self, tmp_path: Path) -> None:
         """A keyed function has a row per key in its own table, and the rows of a map by key in another."""
 
         class Named(hf.KeyedProcess[Any, Bid]):
@@ -295,8 +295,8 @@ class TestOperators:
         bids = app.source("bids", hf.Generator(Bid, lambda n: Bid(auction=n, price=n), count=1))
         bids.key_by("auction").process("named", Named(), to=Bid).sink("out", hf.SQLite("unused.db", table="t"))
         job, sizes = app.plan(), list[int]()
-        memory = Swap(tmp_path, resident_max=1, tables_max=MIB)
-        tables = {each.name: Table(each.table, job.key_groups, memory=memory) for each in job.operators}
+        memory = SwapMemory(tmp_path, resident_max=1, tables_max=MIB)
+        tables = {each.name: StateTable(each.table, job.key_groups, memory=memory) for each in job.operators}
         groups = KeyGroups(job.key_groups, 0, job.key_groups)
         runtime = FragmentRuntime(job.fragments[-1], tables, lambda *_: None, lambda *_: None, "bids", groups)
         (operator,) = (each for each in runtime._operators if isinstance(each, ProcessOperator))
@@ -319,7 +319,7 @@ class TestOperators:
 def counted_with(memory: Memory, numbers: NDArray[np.int64]) -> tuple[dict[int, tuple[int, int, int]], int]:
     """Return count, sum and minimum of an aggregate by key, and how many batches its operator took."""
     job, written, taken = plan(), list[pa.RecordBatch](), list[int]()
-    tables = {each.name: Table(each.table, job.key_groups, memory=memory) for each in job.operators}
+    tables = {each.name: StateTable(each.table, job.key_groups, memory=memory) for each in job.operators}
     last = job.fragments[-1]
     runtime = FragmentRuntime(last, tables, lambda *_: None, lambda _, batch: written.append(batch), "bids")
     operator = next(each for each in runtime._operators if isinstance(each, AggregateOperator))

@@ -20,7 +20,7 @@ from holdfast.checkpoint.catalogue import Retention
 from holdfast.checkpoint.manifest import OperatorState
 from holdfast.runtime.inspect import objects, reading
 from holdfast.runtime.inspect.comparison import differences
-from holdfast.runtime.inspect.reading import Reading, at_checkpoint, objects_of, parts_of, reading_of
+from holdfast.runtime.inspect.reading import StateReading, at_checkpoint, objects_of, parts_of, reading_of
 from holdfast.runtime.inspect.sizes import size_of
 from holdfast.runtime.inspect.view import view_of
 from holdfast.runtime.time.windows import Windows
@@ -31,7 +31,7 @@ from holdfast.storage.objects import MemoryObjects
 from holdfast.testing import TestDriver
 
 
-def rows(read: Reading) -> list[dict[str, Any]]:
+def rows(read: StateReading) -> list[dict[str, Any]]:
     return [row for batch in read.batches() for row in batch.to_pylist()]
 
 
@@ -44,7 +44,7 @@ def driver() -> Iterator[TestDriver]:
 class TestText:
     """Text and nulls as state: in memory, after a crash and a rewind, and as readers find them."""
 
-    def test_of_a_key_survives_crashes_and_rewinds(self) -> None:
+    def test_text_keys_survive_crashes_and_rewinds(self) -> None:
         with TestDriver(labels(), parallelism=2) as driver:
             driver.push("bids", [bid(1, "b", 1.0), bid(1, None, 1.0), bid(2, None, 1.0)])
             first = driver.checkpoint()

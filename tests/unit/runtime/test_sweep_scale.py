@@ -10,7 +10,7 @@ import pytest
 from counted import BulkObjects, CountingObjects, instructions
 
 from holdfast.checkpoint import joblog
-from holdfast.checkpoint.catalogue import FOLDERS, Catalogue
+from holdfast.checkpoint.catalogue import FOLDERS, ObjectCatalogue
 from holdfast.checkpoint.joblog import CheckpointCompleted, Completed, Job, LogStart, Record, record_path
 from holdfast.checkpoint.manifest import Manifest, encode, named_in
 from holdfast.checkpoint.repository import Repository
@@ -133,7 +133,7 @@ class TestSteps:
     @staticmethod
     def cost(retained: int) -> int:
         """Return the instructions of finding what expires among so many checkpoints, each with an object of its own."""
-        catalogue = Catalogue()
+        catalogue = ObjectCatalogue()
         told = history(MemoryObjects(), workers=1, epochs=retained, retained=retained, reach=1)
         for each in told.job.completed:
             catalogue.add(named_in(encode(manifest_of(each.body.epoch, 1, 1)), each.body.manifest))

@@ -115,7 +115,9 @@ class TestTableWithAKey:
         keyed.say(second)
         assert is_fenced(second) and keyed.numbers() == [0, 1, 2]
 
-    def test_of_two_jobs_that_begin_together_one_is_refused_by_its_first_delivery(self, rewindable: Jobs) -> None:
+    def test_the_second_of_two_jobs_that_start_together_is_refused_at_its_first_delivery(
+        self, rewindable: Jobs
+    ) -> None:
         first = rewindable.start()
         rewindable.name, rewindable.sink = "others", "more"
         second = rewindable.start("elsewhere")

@@ -20,7 +20,7 @@ from holdfast.runtime.driver.state import Rules
 from holdfast.runtime.microbatch.ranges import Pace
 from holdfast.runtime.microbatch.task import Batch
 from holdfast.runtime.testing.driver import PushedSource, _table_of
-from holdfast.runtime.time.time_alignment import Aligned, Group, Limit, Look, Place, Reached, looked
+from holdfast.runtime.time.time_alignment import Aligned, Group, Limit, Look, PartitionProgress, Place, looked
 from holdfast.runtime.wire import messages as m
 from holdfast.testing import TestDriver
 
@@ -30,11 +30,11 @@ MANY = 1_000_000
 SECOND = 1_000_000
 
 
-def at(watermark: int | None, offset: int = 0, left: int = MANY) -> Reached:
-    return Reached(offset, watermark, left)
+def at(watermark: int | None, offset: int = 0, left: int = MANY) -> PartitionProgress:
+    return PartitionProgress(offset, watermark, left)
 
 
-def limits(*looks: tuple[float, dict[Place, Reached]], group: Group = IN) -> Limit | None:
+def limits(*looks: tuple[float, dict[Place, PartitionProgress]], group: Group = IN) -> Limit | None:
     """Return the limit after looks at these times, in a window of 2 seconds."""
     state = Aligned(2.0)
     for now, partitions in looks:
@@ -163,7 +163,7 @@ class TestTheDriver:
         def beat(worker: WorkerId, partition: int, offset: int, until: int = MANY, *, over: bool = False) -> None:
             where = SourcePosition("s", partition, offset, offset * SECOND)
             end = SourcePosition("s", partition, until)
-            said = m.Progress(positions=(where,), ends=(end,), ended=(where,) if over else ())
+            said = m.WorkerProgress(positions=(where,), ends=(end,), ended=(where,) if over else ())
             run.hear(msgspec.structs.replace(run.heartbeat(worker), progress=said))
 
         def told() -> list[m.FromDriver]:
@@ -191,7 +191,7 @@ class TestTheDriver:
         for offset in (0, 10, 20):
             for worker, partition in ((first, 0), (second, 1)):
                 where = SourcePosition("s", partition, offset, offset * (1 + partition) * SECOND)
-                said = m.Progress(positions=(where,), ends=(SourcePosition("s", partition, MANY),))
+                said = m.WorkerProgress(positions=(where,), ends=(SourcePosition("s", partition, MANY),))
                 run.hear(msgspec.structs.replace(run.heartbeat(worker), progress=said))
             run.now += 10.0
             sent = run.take(hold_back(run.state, run.now, 5.0))
@@ -209,7 +209,7 @@ class TestTheDriver:
             for offset in (10, 20):
                 for worker, partition in ((first, 0), (second, 1)):
                     where = SourcePosition("s", partition, offset, offset * (partition + 1))
-                    said = m.Progress(positions=(where,), ends=(where,))
+                    said = m.WorkerProgress(positions=(where,), ends=(where,))
                     run.hear(msgspec.structs.replace(run.heartbeat(worker), progress=said))
                 run.now += 2.0
                 effects = run.take(hold_back(run.state, run.now, 0.5))
@@ -221,7 +221,7 @@ class TestTheDriver:
         for _ in range(2):
             for worker, partition, offset in ((first, 0, 15), (second, 1, 100)):
                 where, end = SourcePosition("s", partition, offset, offset), SourcePosition("s", partition, MANY)
-                said = m.Progress(positions=(where,), ends=(end,))
+                said = m.WorkerProgress(positions=(where,), ends=(end,))
                 run.hear(msgspec.structs.replace(run.heartbeat(worker), progress=said))
             run.now += 2.0
             told = run.take(hold_back(run.state, run.now, 0.5))

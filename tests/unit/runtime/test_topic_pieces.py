@@ -20,7 +20,7 @@ from holdfast.model import (
     Timeline,
 )
 from holdfast.runtime.plan.model import Plan
-from holdfast.runtime.wire.messages import Active, Deploy, TopicState
+from holdfast.runtime.wire.messages import ActiveRole, Deploy, TopicState
 from holdfast.runtime.worker.topic import Older, older
 from holdfast.sinks.contract.changelogs import AsOf, Nothing, OpenChangelog, unseen
 from holdfast.sinks.contract.owners import Holding
@@ -50,7 +50,7 @@ def segment(epoch: int, writer: int | None = 0, key_groups: tuple[int, int] | No
 def target(*segments: SegmentRef, topic: bool = True, base: int = 9) -> Deploy:
     handle = SnapshotHandle(Subtask(0), OWNED, (), NO_EPOCH, segments)
     state = TopicState(()) if topic else None
-    place = JobUuid("1" * 32), Generation(1), Timeline(1), Epoch(100), Epoch(base), Active(Subtask(0)), ()
+    place = JobUuid("1" * 32), Generation(1), Timeline(1), Epoch(100), Epoch(base), ActiveRole(Subtask(0)), ()
     return Deploy(*place, handle, (), (), (), topic=state)
 
 
@@ -63,7 +63,7 @@ class TestLocalState:
     def test_from_before_a_compaction_lacks_deletes_and_is_not_used(self, applied: int, usable: bool) -> None:
         assert past(Held()).usable(Epoch(applied), OWNED) is usable
 
-    def test_of_some_key_groups_is_not_used(self) -> None:
+    def test_local_state_of_some_key_groups_is_not_used(self) -> None:
         assert not past(Held()).usable(Epoch(8), (0, 3))
 
     def test_is_used_as_before_if_the_topic_has_nothing(self) -> None:
@@ -77,7 +77,7 @@ class TestNewerPieces:
         found = past(Held(), segment(6), segment(7), other, segment(8))
         assert found.newer == (other, segment(8))
 
-    def test_that_no_writer_delivers_stay(self) -> None:
+    def test_newer_pieces_without_a_writer_stay(self) -> None:
         assert past(Held(), segment(6, writer=None)).newer == (segment(6, writer=None),)
 
     def test_are_all_there_is_to_a_target_at_or_below_what_is_held(self) -> None:

@@ -45,7 +45,9 @@ class TestNamesOfTheApi:
         ],
         ids=["stream", "keyed", "app"],
     )
-    def test_of_objects_name_the_alternative(self, owner: Any, kind: str, names: dict[str, str]) -> None:
+    def test_unsupported_names_of_objects_suggest_the_alternative(
+        self, owner: Any, kind: str, names: dict[str, str]
+    ) -> None:
         for name, instead in names.items():
             error = said(lambda name=name: getattr(owner, name)("x"))  # type: ignore[misc]
             assert (error.what, error.next_step) == (f"{kind}.{name} is not in this version", instead)
@@ -57,7 +59,7 @@ class TestNamesOfTheApi:
     def test_are_reported_as_missing_to_hasattr(self) -> None:
         assert not hasattr(stream(), "sessionize")
 
-    def test_that_the_package_does_not_have_are_refused_with_the_line_that_imports_them(self, tmp_path: Path) -> None:
+    def test_unknown_names_of_the_package_are_refused_with_the_importing_line(self, tmp_path: Path) -> None:
         (tmp_path / "typo.py").write_text("from holdfast import Sqlite\n")
         with pytest.raises(hf.ConfigError, match="typo.py cannot be loaded: line 1: ImportError"):
             load(str(tmp_path / "typo.py"))

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from holdfast.runtime.wire.vitals import Limits, Seen, State, Watch, described, look
+from holdfast.runtime.wire.vitals import CompanionLimits, Observation, State, VitalsWatch, described, look
 
-LIMITS = Limits(every=0.5, hung_after=120.0, session_timeout=10.0)
+LIMITS = CompanionLimits(every=0.5, hung_after=120.0, session_timeout=10.0)
 
 
 class Looks:
     """A companion that checks every half second."""
 
     def __init__(self) -> None:
-        self.watch, self.now, self.beats = Watch(100.0), 100.0, 0
+        self.watch, self.now, self.beats = VitalsWatch(100.0), 100.0, 0
 
     def look(
         self, *, beat: bool = False, alive: bool = True, stopped: bool = False, linked: bool = True, after: float = 0.5
     ) -> State | None:
         self.now += after
         self.beats += beat
-        self.watch, said = look(self.watch, Seen(self.now, self.beats, alive, stopped, linked), LIMITS)
+        self.watch, said = look(self.watch, Observation(self.now, self.beats, alive, stopped, linked), LIMITS)
         return said
 
 
 class TestWorker:
-    def test_that_beats_is_not_reported(self) -> None:
+    def test_a_worker_that_beats_is_not_reported(self) -> None:
         looks = Looks()
         assert {looks.look(beat=True) for _ in range(1_000)} == {None}
 
@@ -34,13 +34,13 @@ class TestWorker:
         assert looks.watch.held == 2.0
         assert [looks.look(beat=True), looks.look(), looks.look()] == [None, None, "held"]
 
-    def test_that_is_stopped_by_a_signal_is_never_reported(self) -> None:
+    def test_a_worker_stopped_by_a_signal_is_never_reported(self) -> None:
         looks = Looks()
         looks.look(beat=True)
         assert {looks.look(stopped=True) for _ in range(1_000)} == {None}
         assert {looks.look(stopped=True, linked=False) for _ in range(1_000)} == {None}
 
-    def test_that_resumes_after_a_stop_did_not_hold_its_interpreter(self) -> None:
+    def test_a_worker_that_resumes_after_a_stop_did_not_hold_its_interpreter(self) -> None:
         looks = Looks()
         looks.look(beat=True)
         for _ in range(1_000):
@@ -48,24 +48,24 @@ class TestWorker:
         looks.look()
         assert looks.watch.held == 0.5
 
-    def test_that_has_ended_is_reported_in_any_state(self) -> None:
+    def test_a_worker_that_has_ended_is_reported_in_any_state(self) -> None:
         for stopped in (False, True):
             looks = Looks()
             assert looks.look(beat=True, alive=False, stopped=stopped) == "ended"
 
-    def test_that_holds_its_interpreter_for_the_limit_is_hung(self) -> None:
+    def test_a_worker_that_holds_its_interpreter_for_the_limit_is_hung(self) -> None:
         looks = Looks()
         looks.look(beat=True)
         said = [looks.look() for _ in range(241)]
         assert said[-2:] == ["held", "hung"] and said.index("hung") == 240
 
-    def test_that_was_dismissed_has_the_session_timeout_to_exit(self) -> None:
+    def test_a_dismissed_worker_has_the_session_timeout_to_exit(self) -> None:
         looks = Looks()
         looks.look(beat=True)
         said = [looks.look(linked=False) for _ in range(21)]
         assert said[-2:] == ["held", "lost"] and said.index("lost") == 20
 
-    def test_that_was_dismissed_is_not_ended_while_it_beats(self) -> None:
+    def test_a_dismissed_worker_is_not_ended_while_it_beats(self) -> None:
         looks = Looks()
         assert {looks.look(beat=True, linked=False) for _ in range(1_000)} == {None}
 

@@ -9,21 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.runtime.capture.admission import Admission, Answer, Commit, Effect, Limits, Verdict
-from holdfast.runtime.capture.keys import SLICES, Keys, digest_of
+from holdfast.runtime.capture.admission import Admission, AdmissionLimits, Answer, CommitRequests, Effect, Verdict
+from holdfast.runtime.capture.keys import SLICES, RecentKeys, digest_of
 
 STORED, REPEATED, OVERLOADED = Verdict.STORED, Verdict.REPEATED, Verdict.OVERLOADED
 UNREACHABLE, STOPPING = Verdict.UNREACHABLE, Verdict.STOPPING
 FULL = Verdict.FULL
-USUAL = Limits(linger_ms=5)
+USUAL = AdmissionLimits(linger_ms=5)
 HORIZON_US = 16_000_000
 AT_US = 1_000_000_000
 NONE: frozenset[bytes] = frozenset()
 A, B, C = digest_of("a"), digest_of("b"), digest_of("c")
 
 
-def machine(limits: Limits = USUAL, *known: bytes) -> Admission:
-    keys = Keys(HORIZON_US)
+def machine(limits: AdmissionLimits = USUAL, *known: bytes) -> Admission:
+    keys = RecentKeys(HORIZON_US)
     for key in known:
         keys.add(key, AT_US)
     return Admission(limits, keys)
@@ -43,36 +43,36 @@ class TestBatches:
         of = machine()
         assert send(of, 1, now_ms=100) == [] and of.wake_ms() == 105
         assert send(of, 2, now_ms=103) == [] and of.due(104) == []
-        assert of.due(105) == [Commit((1, 2))] and of.wake_ms() is None
+        assert of.due(105) == [CommitRequests((1, 2))] and of.wake_ms() is None
 
     def test_a_full_batch_does_not_linger(self) -> None:
         of = machine(replace(USUAL, batch_requests=2))
         assert send(of, 1) == []
-        assert send(of, 2) == [Commit((1, 2))]
+        assert send(of, 2) == [CommitRequests((1, 2))]
 
     def test_a_batch_is_full_by_its_bytes_too(self) -> None:
         of = machine(replace(USUAL, batch_bytes=100))
         assert send(of, 1, size=60) == []
-        assert send(of, 2, size=60) == [Commit((1,))]
-        assert committed(of, 5) == [Answer(1, STORED), Commit((2,))]
+        assert send(of, 2, size=60) == [CommitRequests((1,))]
+        assert committed(of, 5) == [Answer(1, STORED), CommitRequests((2,))]
 
     def test_a_body_larger_than_a_batch_is_a_batch(self) -> None:
-        assert send(machine(replace(USUAL, batch_bytes=100)), 1, size=1_000) == [Commit((1,))]
+        assert send(machine(replace(USUAL, batch_bytes=100)), 1, size=1_000) == [CommitRequests((1,))]
 
     def test_what_arrives_during_a_commit_is_the_next_batch(self) -> None:
         of = machine(replace(USUAL, linger_ms=0))
-        assert send(of, 1) == [Commit((1,))]
+        assert send(of, 1) == [CommitRequests((1,))]
         assert send(of, 2, now_ms=1) == send(of, 3, now_ms=9) == [] and of.wake_ms() is None
-        assert committed(of, 9) == [Answer(1, STORED), Commit((2, 3))]
+        assert committed(of, 9) == [Answer(1, STORED), CommitRequests((2, 3))]
         assert committed(of, 10) == [Answer(2, STORED), Answer(3, STORED)] and of.held == 0
 
     def test_a_failed_commit_ends_its_requests_and_not_those_behind_it(self) -> None:
         of = machine(replace(USUAL, linger_ms=0))
         send(of, 1, A)
         send(of, 2)
-        assert of.failed(9) == [Answer(1, UNREACHABLE), Commit((2,))]
+        assert of.failed(9) == [Answer(1, UNREACHABLE), CommitRequests((2,))]
         committed(of)
-        assert send(of, 3, A) == [Commit((3,))], "whether the key was stored is unknown: the log decides"
+        assert send(of, 3, A) == [CommitRequests((3,))], "whether the key was stored is unknown: the log decides"
 
 
 class TestKeys:
@@ -87,7 +87,7 @@ class TestKeys:
 
     def test_a_repeated_key_waits_for_the_request_that_is_stored(self) -> None:
         of = machine(replace(USUAL, linger_ms=0))
-        assert send(of, 1, A) == [Commit((1,))]
+        assert send(of, 1, A) == [CommitRequests((1,))]
         assert send(of, 2, A) == []
         assert committed(of) == [Answer(1, STORED), Answer(2, REPEATED)] and of.held == 0
 
@@ -95,14 +95,14 @@ class TestKeys:
         of = machine()
         send(of, 1, A)
         send(of, 2, A)
-        assert of.due(5) == [Commit((1,))]
+        assert of.due(5) == [CommitRequests((1,))]
         assert of.failed(6) == [Answer(1, UNREACHABLE), Answer(2, UNREACHABLE)] and of.held == 0
 
     def test_requests_without_keys_are_never_repeated(self) -> None:
         of = machine()
         send(of, 1)
         send(of, 2)
-        assert of.due(5) == [Commit((1, 2))]
+        assert of.due(5) == [CommitRequests((1, 2))]
 
     def test_keys_that_another_process_stored_are_repeated(self) -> None:
         of = machine(replace(USUAL, linger_ms=0))
@@ -110,7 +110,7 @@ class TestKeys:
         send(of, 2, B)
         send(of, 3, C)
         effects = committed(of, 1, repeated=frozenset({A}), seen=B)
-        assert effects == [Answer(1, REPEATED), Answer(2, REPEATED), Commit((3,))]
+        assert effects == [Answer(1, REPEATED), Answer(2, REPEATED), CommitRequests((3,))]
 
     def test_a_batch_of_repeated_keys_alone_needs_no_commit(self) -> None:
         of = machine(replace(USUAL, linger_ms=0))
@@ -119,7 +119,7 @@ class TestKeys:
         assert committed(of, 1, seen=B) == [Answer(1, STORED), Answer(2, REPEATED)] and of.held == 0
 
     def test_a_key_is_known_for_the_horizon_and_at_most_a_slice_longer(self) -> None:
-        keys = Keys(HORIZON_US)
+        keys = RecentKeys(HORIZON_US)
         keys.add(A, AT_US)
         keys.forget(AT_US + HORIZON_US)
         assert A in keys and len(keys) == 1
@@ -155,7 +155,7 @@ class TestKeys:
 
 class TestLimits:
     @pytest.mark.parametrize("limits", [replace(USUAL, requests_max=2), replace(USUAL, bytes_max=25)])
-    def test_requests_beyond_them_are_refused_before_their_bodies_are_read(self, limits: Limits) -> None:
+    def test_requests_beyond_them_are_refused_before_their_bodies_are_read(self, limits: AdmissionLimits) -> None:
         of = machine(limits)
         assert of.admit(10) is None
         send(of, 1)
@@ -200,7 +200,7 @@ class TestStop:
     def test_stores_at_once_what_waits_and_admits_nothing(self) -> None:
         of = machine()
         send(of, 1)
-        assert of.stop(1) == [Commit((1,))]
+        assert of.stop(1) == [CommitRequests((1,))]
         assert of.admit(10) is STOPPING
         assert committed(of) == [Answer(1, STORED)] and of.held == 0
 
@@ -208,7 +208,7 @@ class TestStop:
         of = machine()
         assert of.admit(10) is None
         assert of.stop(1) == [] and of.held == 1
-        assert of.arrived(1, A, 10, 2) == [Commit((1,))]
+        assert of.arrived(1, A, 10, 2) == [CommitRequests((1,))]
 
 
 Step = tuple[str, int, int]
@@ -219,7 +219,7 @@ STEPS = st.lists(
     ),
     max_size=60,
 )
-SMALL = Limits(requests_max=8, bytes_max=200, batch_requests=3, batch_bytes=100, linger_ms=5, keys_max=100)
+SMALL = AdmissionLimits(requests_max=8, bytes_max=200, batch_requests=3, batch_bytes=100, linger_ms=5, keys_max=100)
 
 
 class Played:
@@ -262,7 +262,7 @@ class Played:
 
     def take(self, effects: list[Effect]) -> None:
         for effect in effects:
-            if isinstance(effect, Commit):
+            if isinstance(effect, CommitRequests):
                 assert not self.running and 0 < len(effect.requests) <= SMALL.batch_requests
                 self.running = list(effect.requests)
             else:

@@ -16,9 +16,9 @@ from logged import rows_in
 import holdfast as hf
 from holdfast.errors import Unavailable
 from holdfast.ports import ObjectStore
-from holdfast.runtime.capture.admission import Admission, Answer, Commit, Effect, Limits, Verdict
+from holdfast.runtime.capture.admission import Admission, AdmissionLimits, Answer, CommitRequests, Effect, Verdict
 from holdfast.runtime.capture.appending import FIRST_LOOK_ROWS, SKEW_US, WRITER, Appending
-from holdfast.runtime.capture.keys import Keys, digest_of
+from holdfast.runtime.capture.keys import RecentKeys, digest_of
 from holdfast.runtime.capture.requests import Accepted, Requests
 from holdfast.runtime.sources.webhook.connector import META, Receiving
 from holdfast.storage.log.log import SENDS_MAX, LogReader, LogWriter, create_log
@@ -88,7 +88,7 @@ class TestRows:
         assert [list(row) for row in found] == [["id", "n", "webhook_key", "webhook_at"]] * 2
         assert {row["webhook_at"].timestamp() for row in found} == {START_US / 1e6}
 
-    def test_of_a_batch_are_one_commit_and_batches_take_turns_over_the_partitions(self) -> None:
+    def test_rows_of_a_batch_are_one_commit_and_batches_rotate_over_the_partitions(self) -> None:
         store = MemoryObjects()
         appending = opened(store)
         for batch in (["a", "b"], ["c"], ["d", "e", "f"]):
@@ -110,7 +110,7 @@ class TestRows:
 
 
 class TestLogs:
-    def test_that_were_created_by_hand_get_the_columns(self) -> None:
+    def test_a_manually_created_log_gets_the_columns(self) -> None:
         store = MemoryObjects()
         create_log(store, SCHEMA, 2)
         appending = opened(store)
@@ -143,7 +143,7 @@ class TestLogs:
             (SCHEMA, {"key": ["id"], "changelog": True}, "is a changelog"),
         ],
     )
-    def test_that_do_not_fit_are_refused_before_a_request_is_received(
+    def test_a_log_that_does_not_fit_is_refused_before_a_request_is_received(
         self, schema: pa.Schema, options: dict[str, Any], message: str
     ) -> None:
         store = MemoryObjects()
@@ -151,7 +151,7 @@ class TestLogs:
         with pytest.raises(hf.ConfigError, match=message):
             started(store)
 
-    def test_that_are_partitioned_otherwise_are_refused(self) -> None:
+    def test_a_log_with_another_partitioning_key_is_refused(self) -> None:
         store = MemoryObjects()
         create_log(store, receiving().columns, 2)
         with pytest.raises(hf.ConfigError, match="is partitioned by no key"):
@@ -164,7 +164,7 @@ class TestLogs:
             started(store, receiving(schema, log={"key": "price"}))
         assert store.list("") == []
 
-    def test_that_are_sealed_are_refused(self) -> None:
+    def test_a_sealed_log_is_refused(self) -> None:
         store = MemoryObjects()
         appending = opened(store)
         LogWriter(store).seal()
@@ -174,7 +174,7 @@ class TestLogs:
             started(store)
 
     @pytest.mark.parametrize("recreated", [False, True])
-    def test_that_were_deleted_before_the_first_request_end_the_process(self, recreated: bool) -> None:
+    def test_deletion_of_the_log_before_the_first_request_ends_the_process(self, recreated: bool) -> None:
         store = MemoryObjects()
         appending = opened(store)
         store.delete("meta.json")
@@ -184,7 +184,7 @@ class TestLogs:
             appending.append([request("a")])
         assert store.list("commits") == []
 
-    def test_that_were_deleted_meanwhile_end_the_process(self) -> None:
+    def test_deletion_of_the_log_after_a_request_ends_the_process(self) -> None:
         store = MemoryObjects()
         appending = opened(store)
         appending.append([request("a")])
@@ -271,21 +271,21 @@ class TestTwoProcesses:
         assert keys(store) == ["a", "b", "c"]
         assert one.append([request("c")]).repeated == {digest_of("c")} and keys(store) == ["a", "b", "c"]
 
-    def test_that_commit_at_the_same_time_store_a_key_once(self) -> None:
+    def test_two_processes_that_commit_at_the_same_time_store_a_key_once(self) -> None:
         store = Raced()
         one, two = opened(store), opened(store)
         store.before_commit = lambda: two.append([request("a")])
         assert one.append([request("a"), request("b")]).repeated == {digest_of("a")}
         assert keys(store) == ["a", "b"]
 
-    def test_that_commit_different_keys_at_the_same_time_write_their_rows_once(self) -> None:
+    def test_two_processes_that_commit_different_keys_at_the_same_time_write_rows_once(self) -> None:
         store = Raced()
         one, two = opened(store), opened(store)
         store.before_commit = lambda: two.append([request("a")])
         one.append([request("b")])
         assert keys(store) == ["a", "b"] and len(store.list("data")) == len(store.list("commits")) == 2
 
-    def test_that_start_at_the_same_time_create_one_log(self) -> None:
+    def test_two_processes_that_start_at_the_same_time_create_one_log(self) -> None:
         store = Raced()
         store.before_meta = lambda: started(store)
         opened(store).append([request("a")])
@@ -312,7 +312,7 @@ class TestTwoProcesses:
 
 
 class TestNewsOfOtherProcesses:
-    def test_that_cannot_be_read_are_read_by_the_next_append(self) -> None:
+    def test_unreadable_commits_of_another_process_are_read_by_the_next_append(self) -> None:
         store = Faulty()
         one, two = opened(store), opened(store)
         two.append([request("a")])
@@ -480,10 +480,10 @@ class Process:
     """A process without sockets: admission over the log, each request in a batch of its own."""
 
     def __init__(self, store: ObjectStore) -> None:
-        self.appending, known = started(store), Keys(HOUR_US)
+        self.appending, known = started(store), RecentKeys(HOUR_US)
         for key, at_us in self.appending.recover():
             known.add(key, -self.appending.age_us(at_us))
-        self.admission, self.batch = Admission(Limits(linger_ms=5), known), dict[int, Accepted]()
+        self.admission, self.batch = Admission(AdmissionLimits(linger_ms=5), known), dict[int, Accepted]()
 
     def send(self, key: str) -> Verdict:
         """Send a request; return its answer. Raises Killed."""
@@ -495,7 +495,7 @@ class Process:
         return effects[0].verdict
 
     def store(self, effects: Sequence[Effect]) -> Sequence[Effect]:
-        assert effects == [Commit((1,))]
+        assert effects == [CommitRequests((1,))]
         try:
             done = self.appending.append([self.batch[1]])
         except Unavailable:

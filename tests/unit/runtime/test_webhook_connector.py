@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 import holdfast as hf
-from holdfast.runtime.capture.requests import KEY_LENGTH_MAX, Accepted, Echo, Refused, Requests
+from holdfast.runtime.capture.requests import KEY_LENGTH_MAX, Accepted, Echo, RefusedRequest, Requests
 from holdfast.runtime.sources.log import LogSource
 from holdfast.runtime.sources.webhook.connector import Receiving
 from holdfast.secrets import Secret
@@ -133,12 +133,12 @@ class TestArguments:
         assert '"body:id"' in caught.value.next_step
 
 
-def read(body: bytes, headers: dict[str, str] | None = None, **given: Any) -> Accepted | Refused | Echo:
+def read(body: bytes, headers: dict[str, str] | None = None, **given: Any) -> Accepted | RefusedRequest | Echo:
     return Requests(receiving(**given)).read(headers or {}, body, [b"It's a Secret to Everybody"], 0.0)
 
 
 class TestBodies:
-    def test_that_fit_become_a_row(self) -> None:
+    def test_a_body_that_fits_becomes_a_row(self) -> None:
         found = read(b'{"id":"p1","cents":250,"at":"2026-11-26T10:00:00Z","more":[1]}')
         assert isinstance(found, Accepted) and found.key is None
         at = datetime(2026, 11, 26, 10, tzinfo=UTC)
@@ -155,21 +155,21 @@ class TestBodies:
             (b'{"id":"p1","cents":1}\n{"id":"p2","cents":1}', "it is more than one JSON value"),
         ],
     )
-    def test_that_do_not_fit_are_refused_with_the_reason(self, body: bytes, reason: str) -> None:
-        assert read(body) == Refused(400, reason)
+    def test_a_body_that_does_not_fit_is_refused_with_the_reason(self, body: bytes, reason: str) -> None:
+        assert read(body) == RefusedRequest(400, reason)
 
     @pytest.mark.parametrize("body", [b'{"id":"p1","cents":"1"}', b'{"id":"p1","cents":1.5}', b'{"id":1,"cents":1}'])
-    def test_of_other_types_are_refused(self, body: bytes) -> None:
+    def test_a_body_with_values_of_other_types_is_refused(self, body: bytes) -> None:
         found = read(body)
-        assert isinstance(found, Refused) and found.status == 400
+        assert isinstance(found, RefusedRequest) and found.status == 400
 
-    def test_of_any_form_are_kept_as_they_are_where_the_schema_is_raw(self) -> None:
+    def test_a_raw_schema_keeps_bodies_of_any_form_unchanged(self) -> None:
         of = hf.Webhook(LISTEN, hf.Log("data/payments"), hf.Raw(), key="body:id")
         assert of.source().schema.names == ["value"] and of.source().row_type is None
         body = b'{"id":"p1","data":{"cents":250}}'
         found = Requests(of.receiving).read({}, body, (), 0.0)
         assert isinstance(found, Accepted) and (found.key, found.row.to_pylist()) == ("p1", [{"value": body}])
-        assert isinstance(Requests(of.receiving).read({}, b"text=hello", (), 0.0), Refused), "it has no key"
+        assert isinstance(Requests(of.receiving).read({}, b"text=hello", (), 0.0), RefusedRequest), "it has no key"
         of = hf.Webhook(LISTEN, hf.Log("data/payments"), hf.Raw())
         assert isinstance(Requests(of.receiving).read({}, b"text=hello", (), 0.0), Accepted)
 
@@ -206,23 +206,23 @@ class TestKeys:
             ("body:k", {}, b'{"id":"p1","cents":1,"x":' + b"[" * 100_000),
         ],
     )
-    def test_that_are_missing_or_no_keys_are_refused(self, place: str, headers: dict[str, str], body: bytes) -> None:
+    def test_missing_or_invalid_keys_are_refused(self, place: str, headers: dict[str, str], body: bytes) -> None:
         found = read(body, headers, key=place)
-        assert isinstance(found, Refused) and found.status == 400
+        assert isinstance(found, RefusedRequest) and found.status == 400
 
 
 class TestSignatures:
     def test_are_checked_before_the_body_is_looked_at(self) -> None:
         found = read(b"Hello, World!", GITHUB, signature="github", secret=SECRET, key="body:id")
-        assert isinstance(found, Refused) and found.status == 400
+        assert isinstance(found, RefusedRequest) and found.status == 400
         found = read(b"Hello, World?", GITHUB, signature="github", secret=SECRET, key="body:id")
-        assert found == Refused(401, "the signature is not that of this body with the secret")
+        assert found == RefusedRequest(401, "the signature is not that of this body with the secret")
 
-    def test_of_slack_let_it_verify_the_address(self) -> None:
+    def test_slack_signatures_let_slack_verify_the_address(self) -> None:
         body = b'{"token":"t","challenge":"3eZbrw1a","type":"url_verification"}'
         signed = hmac.new(b"It's a Secret to Everybody", b"v0:0:" + body, hashlib.sha256).hexdigest()
         headers = {"x-slack-request-timestamp": "0", "x-slack-signature": f"v0={signed}"}
         assert read(body, headers, signature="slack", secret=SECRET) == Echo("3eZbrw1a")
         wrong = read(body + b" ", headers, signature="slack", secret=SECRET)
-        assert isinstance(wrong, Refused) and wrong.status == 401
-        assert isinstance(read(body), Refused), "without a signature anyone could send it"
+        assert isinstance(wrong, RefusedRequest) and wrong.status == 401
+        assert isinstance(read(body), RefusedRequest), "without a signature anyone could send it"

@@ -21,7 +21,7 @@ from patience import WALL_S
 
 import holdfast as hf
 from holdfast.errors import NotAdmitted, Unavailable
-from holdfast.runtime.capture.admission import Limits
+from holdfast.runtime.capture.admission import AdmissionLimits
 from holdfast.runtime.capture.appending import Appending
 from holdfast.runtime.capture.server import ANSWER_WITHIN_S, SECRETS_EVERY_S, Listening, SecretValues, Server
 from holdfast.runtime.sources.webhook.connector import Receiving
@@ -31,7 +31,7 @@ from holdfast.storage.objects import MemoryObjects
 
 SCHEMA = pa.schema([pa.field("id", pa.utf8(), nullable=False), pa.field("cents", pa.int64(), nullable=False)])
 STORED, REPEATED = (200, {"status": "stored"}), (200, {"status": "repeated"})
-USUAL = Limits(linger_ms=5)
+USUAL = AdmissionLimits(linger_ms=5)
 TRIES_MAX = 10_000
 Reply = tuple[int, Any]
 
@@ -68,7 +68,7 @@ def served(
     work: Callable[[Client], Awaitable[None]],
     store: MemoryObjects | None = None,
     of: Receiving | None = None,
-    limits: Limits = USUAL,
+    limits: AdmissionLimits = USUAL,
     connections_max: int | None = None,
 ) -> Server:
     """Run a server and what a test does with it; return the server when it has stopped."""
@@ -419,7 +419,7 @@ class TestEnds:
 
 
 class TestSecrets:
-    def test_of_a_file_that_is_replaced_are_read_again(self, tmp_path: Path) -> None:
+    def test_a_secret_file_that_is_replaced_is_read_again(self, tmp_path: Path) -> None:
         file, now = tmp_path / "secret", [0.0]
         file.write_text("old\n")
         values = SecretValues([Secret(f"file:{file}")], lambda: now[0])

@@ -59,10 +59,10 @@ def stripe(*secrets: bytes, time_s: int = NOW_S, body: bytes = EVENT) -> dict[st
 
 
 class TestPublishedExamples:
-    def test_of_slack(self) -> None:
+    def test_the_published_slack_example_is_accepted(self) -> None:
         assert problem("slack", SLACK, SLACK_BODY, SLACK_SECRET) is None
 
-    def test_of_github(self) -> None:
+    def test_the_published_github_example_is_accepted(self) -> None:
         assert problem("github", GITHUB, GITHUB_BODY, GITHUB_SECRET) is None
 
     @pytest.mark.parametrize(
@@ -76,7 +76,9 @@ class TestPublishedExamples:
             ("hmac-sha256:X-Signature", {"x-signature": RFC_BASE64}),
         ],
     )
-    def test_of_hmac_sha256_in_the_forms_of_each_sender(self, scheme: str, headers: dict[str, str]) -> None:
+    def test_the_published_hmac_sha256_example_is_accepted_in_each_senders_form(
+        self, scheme: str, headers: dict[str, str]
+    ) -> None:
         assert problem(scheme, headers, RFC_BODY, RFC_SECRET) is None
 
 

@@ -117,7 +117,7 @@ class TestLogWithAddedPartitions:
         job.start().pass_time(3)
         assert job.rows() == [1, 2]
 
-    def test_that_is_sealed_is_read_completely_before_the_job_finishes(self, job: Job) -> None:
+    def test_a_widened_log_that_is_sealed_is_read_completely_before_the_job_finishes(self, job: Job) -> None:
         """Rows of partitions unknown to the driver when the others have ended would be lost permanently."""
         job.append(0, 1)
         job.start()
@@ -208,7 +208,7 @@ class TestLogWithAddedPartitions:
         rows = status.of_run(listing, "", "continuous", None).sources
         assert [(row.partition, row.offset, row.lag) for row in rows] == [(0, 1, 0), (1, 0, 0), (2, 0, None)]
 
-    def test_that_cannot_be_listed_is_a_problem_with_the_next_step(self, job: Job) -> None:
+    def test_a_log_that_cannot_be_listed_is_a_problem_with_the_next_step(self, job: Job) -> None:
         cluster = job.start()
         error = Unavailable("the log is unreachable", next_step="check the disk").report()
         shown = status.of_run(replace(cluster.driver.state, list_error=error), "", "continuous", None)
@@ -233,7 +233,7 @@ class TestReplacedLog:
         assert kind == "failed" and error is not None and error.kind == "damaged"
         assert job.rows() == [1]
 
-    def test_that_lacks_an_added_partition_is_refused(self, job: Job) -> None:
+    def test_a_replaced_log_without_an_added_partition_is_refused(self, job: Job) -> None:
         """A copy from before they were added, with all records that were read."""
         job.append(0, 1)
         cluster = job.start()

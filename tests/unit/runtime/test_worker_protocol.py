@@ -31,14 +31,14 @@ from holdfast.model import (
 )
 from holdfast.runtime.wire.messages import Assigned
 from holdfast.runtime.worker.protocol import (
-    Begin,
+    AddPartitions,
     CloseFragment,
-    Commit,
+    CommitThrough,
     Compact,
-    Deliver,
     Effect,
-    Pause,
-    Resume,
+    PauseChannel,
+    QueueOutput,
+    ResumeChannels,
     Seal,
     Sealed,
     SendAck,
@@ -126,13 +126,13 @@ class TestBarriersThroughAWorker:
         assert play(trigger(7))[1] == [CloseFragment(SOURCE, barrier(7))]
 
     def test_an_early_channel_is_paused(self) -> None:
-        assert play(arrive(LEFT, 7))[1] == [Pause(LEFT)]
+        assert play(arrive(LEFT, 7))[1] == [PauseChannel(LEFT)]
 
     def test_the_epoch_is_sealed_after_the_last_fragment_closed_it(self) -> None:
         assert play(*closed(7))[1] == [
             CloseFragment(KEYED, barrier(7)),
             Seal(FIRST),
-            Resume(frozenset({LEFT})),
+            ResumeChannels(frozenset({LEFT})),
         ]
 
     def test_the_source_may_be_the_last_to_close(self) -> None:
@@ -166,7 +166,7 @@ class TestLostOrRepeatedTriggers:
     def test_a_peer_for_which_the_older_epoch_was_the_last_does_not_stop_the_worker(self) -> None:
         """Epoch 7 was to be the last and was given up; this worker's trigger of it was lost."""
         effects = play(trigger(8, last=True), arrive(LEFT, 7, last=True), arrive(RIGHT, 7))[1]
-        assert effects == [CloseFragment(KEYED, barrier(7)), Seal(FIRST), Resume(frozenset({LEFT}))]
+        assert effects == [CloseFragment(KEYED, barrier(7)), Seal(FIRST), ResumeChannels(frozenset({LEFT}))]
 
 
 class TestLastBarrier:
@@ -214,7 +214,7 @@ class TestEpochThatDoesNotComplete:
     def test_all_output_is_delivered_under_the_tag_of_the_epoch_that_completes(self) -> None:
         state, effects = play(*self.GIVEN_UP, seal(8, output="8"), commit(8))
         pending = Pending(Writer("out", Subtask(1)), Tag(Timeline(1), Epoch(8)), staged("7", "8"))
-        assert effects == [Commit(Epoch(8)), Deliver(pending)]
+        assert effects == [CommitThrough(Epoch(8)), QueueOutput(pending)]
         assert durable_epochs(state) == 0
 
     def test_a_completed_epoch_is_not_named_again(self) -> None:
@@ -240,7 +240,7 @@ class TestOutputOfASinkWithOneCommitter:
 
     def test_is_not_delivered_by_its_writer(self) -> None:
         steps = (*closed(7), seal(7, output="7"), commit(7))
-        assert play(*steps, state=self.once())[1] == [Commit(FIRST)]
+        assert play(*steps, state=self.once())[1] == [CommitThrough(FIRST)]
 
     def test_is_acked_with_its_uploads(self) -> None:
         effects = play(*closed(7), self.seal(7), state=self.once())[1]
@@ -261,16 +261,16 @@ class TestCommit:
         """P9"""
         effects = play(*closed(7), seal(7, output="7"), trigger(8, through=7))[1]
         pending = Pending(Writer("out", Subtask(1)), Tag(Timeline(1), FIRST), staged("7"))
-        assert effects == [Commit(FIRST), Deliver(pending), CloseFragment(SOURCE, barrier(8, through=7))]
+        assert effects == [CommitThrough(FIRST), QueueOutput(pending), CloseFragment(SOURCE, barrier(8, through=7))]
 
     def test_a_barrier_of_a_peer_announces_it_as_well(self) -> None:
         steps = (*closed(7), seal(7), arrive(LEFT, 8, through=7), arrive(RIGHT, 8, through=7))
         closes = CloseFragment(KEYED, barrier(8, through=7))
-        assert play(*steps)[1] == [Commit(FIRST), closes, Resume(frozenset({LEFT}))]
+        assert play(*steps)[1] == [CommitThrough(FIRST), closes, ResumeChannels(frozenset({LEFT}))]
 
     def test_an_announcement_has_the_same_effect_earlier(self) -> None:
         reported = (*closed(7), seal(7, output="7"), commit(7))
-        assert [type(effect) for effect in play(*reported)[1]] == [Commit, Deliver]
+        assert [type(effect) for effect in play(*reported)[1]] == [CommitThrough, QueueOutput]
         assert play(*reported, trigger(8, through=7))[1] == [CloseFragment(SOURCE, barrier(8, through=7))]
 
     def test_older_commits_and_the_base_change_nothing(self) -> None:
@@ -278,7 +278,7 @@ class TestCommit:
         assert play(*closed(7), seal(7, output="7"), commit(7), commit(7))[1] == []
 
     def test_an_epoch_without_output_is_not_delivered(self) -> None:
-        assert play(*closed(7), seal(7), commit(7))[1] == [Commit(FIRST)]
+        assert play(*closed(7), seal(7), commit(7))[1] == [CommitThrough(FIRST)]
 
     def test_an_epoch_that_this_worker_never_acked_cannot_be_committed(self) -> None:
         with pytest.raises(AssertionError, match="without this worker's part"):
@@ -326,7 +326,7 @@ class TestMerge:
         for step in (*closed(epoch), seal(epoch)):
             state, _ = step(state)
         state, effects = committed(state, Epoch(epoch))
-        assert [type(each) for each in effects] == [Commit, Compact]
+        assert [type(each) for each in effects] == [CommitThrough, Compact]
         return state
 
     def test_is_in_every_ack_until_one_of_them_completes(self) -> None:
@@ -344,7 +344,7 @@ class TestMerge:
         assert state.handle is not None and state.handle.base == (merged.object,)
         assert [each.epoch for each in state.handle.segments] == [9]
 
-    def test_that_is_stored_later_does_not_change_acks_already_sent(self) -> None:
+    def test_a_merge_stored_later_does_not_change_acks_already_sent(self) -> None:
         state = self.merging(7)
         for step in (*closed(8, through=7), seal(8), *closed(9, through=7)):
             state, _ = step(state)
@@ -380,11 +380,11 @@ class TestChangelogOfATopic:
     def test_is_delivered_at_the_commit(self) -> None:
         state, _ = self.after(7, 8)
         _, effects = committed(state, Epoch(8))
-        assert [each for each in effects if isinstance(each, Deliver)] == [
-            Deliver(
+        assert [each for each in effects if isinstance(each, QueueOutput)] == [
+            QueueOutput(
                 Pending(Writer(CHANGELOG, Subtask(1)), Tag(Timeline(1), Epoch(8)), Staged((blob("segments/8"),), 8))
             ),
-            Deliver(Pending(Writer("out", Subtask(1)), Tag(Timeline(1), Epoch(8)), staged("part 7", "part 8"))),
+            QueueOutput(Pending(Writer("out", Subtask(1)), Tag(Timeline(1), Epoch(8)), staged("part 7", "part 8"))),
         ]
 
     def test_leaves_the_handle_and_is_never_merged(self) -> None:
@@ -454,9 +454,9 @@ class TestAssignment:
     def test_applies_after_the_barrier_of_its_trigger(self) -> None:
         barrier = Barrier(FIRST, BASE, False)
         _, effects = triggered(fresh(), barrier, (given(4),))
-        assert effects == [CloseFragment(SOURCE, barrier), Begin((given(4).position,))]
+        assert effects == [CloseFragment(SOURCE, barrier), AddPartitions((given(4).position,))]
 
-    def test_of_another_subtask_changes_nothing(self) -> None:
+    def test_an_assignment_to_another_subtask_changes_nothing(self) -> None:
         barrier = Barrier(FIRST, BASE, False)
         assert triggered(fresh(), barrier, (given(4, subtask=0),)) == triggered(fresh(), barrier)
 
@@ -465,11 +465,11 @@ class TestAssignment:
         following = Barrier(Epoch(FIRST + 1), BASE, False)
         for barrier in (Barrier(FIRST, BASE, False), following, following):
             machine, effects = triggered(machine, barrier, (given(4),))
-            assert not [effect for effect in effects if isinstance(effect, Begin)]
+            assert not [effect for effect in effects if isinstance(effect, AddPartitions)]
 
     def test_whose_trigger_was_lost_applies_after_the_barrier_of_the_next(self) -> None:
         following = Barrier(Epoch(FIRST + 1), BASE, False)
         _, effects = triggered(fresh(), following, (given(4), given(5)))
         closed = [effect for effect in effects if isinstance(effect, CloseFragment)]
         assert [each.barrier.epoch for each in closed] == [FIRST, FIRST + 1]
-        assert effects[-1] == Begin((given(4).position, given(5).position))
+        assert effects[-1] == AddPartitions((given(4).position, given(5).position))

@@ -15,24 +15,24 @@ from holdfast.sinks.protocol.delivery import (
     TOGETHER_EPOCHS_MAX,
     TOGETHER_ROWS_MAX,
     AlreadyThere,
-    Attempt,
+    AttemptDelivery,
+    AttemptFailed,
     Confirm,
-    Delivering,
     Delivery,
+    DeliveryOpening,
+    DeliveryRunning,
+    DeliveryStopped,
+    DeliveryWaiting,
     Effect,
     Event,
     Fail,
-    Failed,
     Open,
     Opened,
-    Opening,
     Queue,
-    Ready,
     RetryAfter,
     RetryDue,
-    Stopped,
+    Settled,
     Succeeded,
-    Waiting,
     backlog,
     is_full,
     start,
@@ -41,7 +41,7 @@ from holdfast.sinks.protocol.delivery import (
 
 WRITER = Writer("out", Subtask(3))
 REFUSAL = ConfigError("duplicate key", next_step="correct the key").report()
-LOST = Failed(Unavailable("no answer", next_step="wait").report(), permanent=False)
+LOST = AttemptFailed(Unavailable("no answer", next_step="wait").report(), permanent=False)
 
 
 def tag(epoch: int, timeline: int = 1) -> Tag:
@@ -66,28 +66,28 @@ def play(*events: Event) -> tuple[Delivery, list[Effect]]:
 
 class TestOpening:
     def test_the_tag_is_read_before_anything_is_attempted(self) -> None:
-        assert start(WRITER) == (Opening(WRITER, None, (), 0), [Open(WRITER)])
-        assert play(Queue(FIVE)) == (Opening(WRITER, None, (FIVE,), 0), [])
+        assert start(WRITER) == (DeliveryOpening(WRITER, None, (), 0), [Open(WRITER)])
+        assert play(Queue(FIVE)) == (DeliveryOpening(WRITER, None, (FIVE,), 0), [])
 
     def test_an_empty_target_gets_the_oldest_output_first(self) -> None:
         assert play(Queue(FIVE), Queue(SIX), Opened(None)) == (
-            Delivering(WRITER, None, (FIVE, SIX), 0, together=2),
-            [Attempt((FIVE, SIX))],
+            DeliveryRunning(WRITER, None, (FIVE, SIX), 0, together=2),
+            [AttemptDelivery((FIVE, SIX))],
         )
 
     def test_output_that_the_target_already_holds_is_confirmed_and_not_attempted(self) -> None:
-        assert play(Queue(FIVE), Queue(SIX), Opened(tag(5)))[1] == [Confirm(WRITER, tag(5)), Attempt((SIX,))]
+        assert play(Queue(FIVE), Queue(SIX), Opened(tag(5)))[1] == [Confirm(WRITER, tag(5)), AttemptDelivery((SIX,))]
 
     def test_a_target_that_holds_everything_is_ready(self) -> None:
         assert play(Queue(FIVE), Opened(tag(5), confirmed_by_manifest=tag(4))) == (
-            Ready(WRITER, tag(5)),
+            Settled(WRITER, tag(5)),
             [Confirm(WRITER, tag(5))],
         )
 
     @pytest.mark.parametrize("delivered", [None, tag(3), tag(9, timeline=0)])
     def test_a_target_below_what_a_manifest_confirmed_stops_delivery(self, delivered: Tag | None) -> None:
         state, effects = play(Queue(FIVE), Opened(delivered, confirmed_by_manifest=tag(4)))
-        assert isinstance(state, Stopped)
+        assert isinstance(state, DeliveryStopped)
         match effects:
             case [Fail(writer, error)]:
                 assert writer == WRITER and error.kind == "damaged"
@@ -97,11 +97,11 @@ class TestOpening:
 
     def test_a_target_that_loses_its_tag_while_the_job_runs_stops_delivery(self) -> None:
         state, _ = play(Queue(FIVE), Opened(None), Succeeded(tag(5)), Queue(SIX), LOST, RetryDue(), Opened(tag(4)))
-        assert isinstance(state, Stopped)
+        assert isinstance(state, DeliveryStopped)
 
     def test_a_new_timeline_is_above_every_epoch_of_the_old_one(self) -> None:
         later = pending(6, timeline=2)
-        assert play(Queue(later), Opened(tag(50)))[1] == [Confirm(WRITER, tag(50)), Attempt((later,))]
+        assert play(Queue(later), Opened(tag(50)))[1] == [Confirm(WRITER, tag(50)), AttemptDelivery((later,))]
 
 
 class TestTargetBeyondTheCompletedEpochs:
@@ -117,7 +117,7 @@ class TestTargetBeyondTheCompletedEpochs:
     )
     def test_does_not_include_a_target_at_a_known_epoch(self, queued: tuple[Pending, ...], opened: Opened) -> None:
         assert opened.delivered is not None
-        after = Ready(WRITER, opened.delivered), [Confirm(WRITER, opened.delivered)]
+        after = Settled(WRITER, opened.delivered), [Confirm(WRITER, opened.delivered)]
         assert play(*map(Queue, queued), opened) == after
 
     @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ class TestTargetBeyondTheCompletedEpochs:
     )
     def test_stops_delivery(self, queued: tuple[Pending, ...], opened: Opened, kind: str) -> None:
         state, effects = play(*map(Queue, queued), opened)
-        assert isinstance(state, Stopped)
+        assert isinstance(state, DeliveryStopped)
         assert [each.error.kind for each in effects if isinstance(each, Fail)] == [kind]
 
 
@@ -139,18 +139,21 @@ class TestDelivering:
     def test_the_next_attempt_begins_when_the_previous_one_succeeded(self) -> None:
         assert play(Opened(None), Queue(FIVE), Queue(SIX), Succeeded(tag(5)))[1] == [
             Confirm(WRITER, tag(5)),
-            Attempt((SIX,)),
+            AttemptDelivery((SIX,)),
         ]
 
     def test_output_queued_at_an_idle_writer_is_attempted_immediately(self) -> None:
-        assert play(Opened(None), Queue(FIVE)) == (Delivering(WRITER, None, (FIVE,), 0), [Attempt((FIVE,))])
+        assert play(Opened(None), Queue(FIVE)) == (
+            DeliveryRunning(WRITER, None, (FIVE,), 0),
+            [AttemptDelivery((FIVE,))],
+        )
 
     def test_the_writer_is_ready_after_the_last_attempt(self) -> None:
-        assert play(Opened(None), Queue(FIVE), Succeeded(tag(5)))[0] == Ready(WRITER, tag(5))
+        assert play(Opened(None), Queue(FIVE), Succeeded(tag(5)))[0] == Settled(WRITER, tag(5))
 
     def test_a_target_beyond_the_attempt_drops_all_output_it_covers(self) -> None:
         events = (Opened(None), Queue(FIVE), Queue(SIX), Queue(SEVEN), AlreadyThere(tag(6)))
-        assert play(*events)[1] == [Confirm(WRITER, tag(6)), Attempt((SEVEN,))]
+        assert play(*events)[1] == [Confirm(WRITER, tag(6)), AttemptDelivery((SEVEN,))]
 
     def test_output_queued_again_by_a_recovery_is_ignored(self) -> None:
         before = play(Opened(None), Queue(FIVE), Queue(SIX), Succeeded(tag(5)))[0]
@@ -172,7 +175,7 @@ class TestDelivering:
 def attempted(*queue: Pending, after: tuple[Event, ...] = (Opened(None),)) -> list[int]:
     """Return the epochs of the attempt that follows these events."""
     match play(*map(Queue, queue), *after)[1]:
-        case [*_, Attempt(epochs)]:
+        case [*_, AttemptDelivery(epochs)]:
             return [each.tag.epoch for each in epochs]
         case effects:
             pytest.fail(f"{effects}")
@@ -182,24 +185,24 @@ class TestLaggingWriter:
     def test_all_output_queued_in_the_meantime_is_attempted_in_one_transaction(self) -> None:
         events = (Opened(None), Queue(FIVE), Queue(SIX), Queue(SEVEN), Succeeded(tag(5)))
         assert play(*events) == (
-            Delivering(WRITER, tag(5), (SIX, SEVEN), 0, together=2),
-            [Confirm(WRITER, tag(5)), Attempt((SIX, SEVEN))],
+            DeliveryRunning(WRITER, tag(5), (SIX, SEVEN), 0, together=2),
+            [Confirm(WRITER, tag(5)), AttemptDelivery((SIX, SEVEN))],
         )
-        assert play(*events, Succeeded(tag(7))) == (Ready(WRITER, tag(7)), [Confirm(WRITER, tag(7))])
+        assert play(*events, Succeeded(tag(7))) == (Settled(WRITER, tag(7)), [Confirm(WRITER, tag(7))])
 
     def test_output_queued_during_an_attempt_is_not_part_of_it(self) -> None:
         events = (Queue(FIVE), Queue(SIX), Opened(None), Queue(SEVEN))
-        assert play(*events, Succeeded(tag(6)))[1] == [Confirm(WRITER, tag(6)), Attempt((SEVEN,))]
+        assert play(*events, Succeeded(tag(6)))[1] == [Confirm(WRITER, tag(6)), AttemptDelivery((SEVEN,))]
         with pytest.raises(AssertionError, match="another attempt"):
             play(*events, Succeeded(tag(7)))
 
     def test_a_target_that_takes_one_epoch_at_a_time_continues_with_the_rest(self) -> None:
         events = (Queue(FIVE), Queue(SIX), Queue(SEVEN), Opened(None), Succeeded(tag(5)))
-        assert play(*events)[1] == [Confirm(WRITER, tag(5)), Attempt((SIX, SEVEN))]
+        assert play(*events)[1] == [Confirm(WRITER, tag(5)), AttemptDelivery((SIX, SEVEN))]
 
     def test_a_target_that_holds_some_of_the_epochs_is_given_the_rest(self) -> None:
         events = (Queue(FIVE), Queue(SIX), Queue(SEVEN), Opened(None), AlreadyThere(tag(6)))
-        assert play(*events)[1] == [Confirm(WRITER, tag(6)), Attempt((SEVEN,))]
+        assert play(*events)[1] == [Confirm(WRITER, tag(6)), AttemptDelivery((SEVEN,))]
 
     def test_an_attempt_is_bounded_in_epochs_bytes_and_rows(self) -> None:
         assert attempted(*map(pending, range(1, 31))) == list(range(1, TOGETHER_EPOCHS_MAX + 1))
@@ -222,31 +225,31 @@ class TestLaggingWriter:
         assert counts == [16, 8, 4, 2, 1, 1]
 
     def test_epochs_before_an_undeliverable_one_are_delivered(self) -> None:
-        refusal = Failed(REFUSAL, permanent=True)
+        refusal = AttemptFailed(REFUSAL, permanent=True)
         events: tuple[Event, ...] = (Queue(FIVE), Queue(SIX), Opened(None), refusal)
-        assert play(*events) == (Delivering(WRITER, None, (FIVE, SIX), 0), [Attempt((FIVE,))])
-        assert play(*events, Succeeded(tag(5)))[1] == [Confirm(WRITER, tag(5)), Attempt((SIX,))]
+        assert play(*events) == (DeliveryRunning(WRITER, None, (FIVE, SIX), 0), [AttemptDelivery((FIVE,))])
+        assert play(*events, Succeeded(tag(5)))[1] == [Confirm(WRITER, tag(5)), AttemptDelivery((SIX,))]
         assert play(*events, Succeeded(tag(5)), refusal)[1] == [Fail(WRITER, REFUSAL)]
         assert play(*events, refusal)[1] == [Fail(WRITER, REFUSAL)]
 
     def test_a_fenced_writer_does_not_retry(self) -> None:
         refused = Fenced("another driver owns it", next_step="leave").report()
-        fenced = Failed(refused, permanent=True)
+        fenced = AttemptFailed(refused, permanent=True)
         assert play(Queue(FIVE), Queue(SIX), Opened(None), fenced)[1] == [Fail(WRITER, refused)]
 
 
 class TestFailure:
     def test_the_tag_is_read_again_before_the_next_attempt(self) -> None:
         assert play(Opened(None), Queue(FIVE), LOST) == (
-            Waiting(WRITER, None, (FIVE,), 1),
+            DeliveryWaiting(WRITER, None, (FIVE,), 1),
             [RetryAfter(WRITER, RETRY_FIRST_MS)],
         )
         assert play(Opened(None), Queue(FIVE), LOST, RetryDue())[1] == [Open(WRITER)]
-        assert play(Opened(None), Queue(FIVE), LOST, RetryDue(), Opened(None))[1] == [Attempt((FIVE,))]
+        assert play(Opened(None), Queue(FIVE), LOST, RetryDue(), Opened(None))[1] == [AttemptDelivery((FIVE,))]
 
     def test_a_completed_delivery_whose_reply_was_lost_is_not_repeated(self) -> None:
         events = (Opened(None), Queue(FIVE), LOST, RetryDue(), Opened(tag(5)))
-        assert play(*events) == (Ready(WRITER, tag(5)), [Confirm(WRITER, tag(5))])
+        assert play(*events) == (Settled(WRITER, tag(5)), [Confirm(WRITER, tag(5))])
 
     def test_the_wait_doubles_up_to_a_limit_though_the_tag_can_be_read(self) -> None:
         state, _ = play(Opened(None), Queue(FIVE))
@@ -263,14 +266,14 @@ class TestFailure:
         assert play(*events, Succeeded(tag(5)), LOST)[1] == [RetryAfter(WRITER, RETRY_FIRST_MS)]
 
     def test_a_permanent_failure_stops_with_its_own_error(self) -> None:
-        refusal = Failed(REFUSAL, permanent=True)
+        refusal = AttemptFailed(REFUSAL, permanent=True)
         assert play(Opened(None), Queue(FIVE), refusal) == (
-            Stopped(WRITER, (FIVE,), REFUSAL),
+            DeliveryStopped(WRITER, (FIVE,), REFUSAL),
             [Fail(WRITER, REFUSAL)],
         )
 
     def test_nothing_happens_after_the_stop(self) -> None:
-        stopped = play(Failed(REFUSAL, permanent=True))[0]
+        stopped = play(AttemptFailed(REFUSAL, permanent=True))[0]
         assert step(stopped, Queue(FIVE)) == (stopped, [])
 
 
@@ -325,7 +328,7 @@ class World:
 
     def crash(self) -> None:
         """The process dies with its machine; an attempt in progress may still arrive later."""
-        self.stragglers += [effect.epochs for effect in self.todo if isinstance(effect, Attempt)]
+        self.stragglers += [effect.epochs for effect in self.todo if isinstance(effect, AttemptDelivery)]
         self.state, self.todo = start(WRITER)
         self.queue_again()
 
@@ -340,7 +343,7 @@ class World:
                 self.take(RetryDue())
             case Open():
                 self.take(LOST if fate != "works" else Opened(self.stands, self.confirmed))
-            case Attempt(epochs):
+            case AttemptDelivery(epochs):
                 self.attempt(epochs if self.merges else epochs[:1], fate)
             case Fail():
                 pytest.fail(f"stopped: {effect}")
@@ -384,10 +387,10 @@ class TestEveryOrderOfEvents:
                         world.perform(fate)
             assert world.visible == list(range(1, len(world.visible) + 1))
             assert len(world.visible) <= world.committed
-            under_way = [effect for effect in world.todo if isinstance(effect, Open | Attempt | RetryAfter)]
-            assert len(under_way) == (0 if isinstance(world.state, Ready) else 1)
+            under_way = [effect for effect in world.todo if isinstance(effect, Open | AttemptDelivery | RetryAfter)]
+            assert len(under_way) == (0 if isinstance(world.state, Settled) else 1)
         while world.todo:
             world.perform("works")
         assert world.visible == list(range(1, world.committed + 1))
-        assert isinstance(world.state, Ready) and backlog(world.state) == (0, 0)
+        assert isinstance(world.state, Settled) and backlog(world.state) == (0, 0)
         assert world.confirmed == world.stands

@@ -47,9 +47,11 @@ def _event(words: list[str]) -> d.Event:
         case ["already", at]:
             return d.AlreadyThere(_known(at))
         case ["lost"]:
-            return d.Failed(Unavailable("no answer", next_step="wait").report(), permanent=False)
+            return d.AttemptFailed(Unavailable("no answer", next_step="wait").report(), permanent=False)
         case ["refused", kind]:
-            return d.Failed(REFUSALS[kind]("the target refused it", next_step="see why").report(), permanent=True)
+            return d.AttemptFailed(
+                REFUSALS[kind]("the target refused it", next_step="see why").report(), permanent=True
+            )
         case ["due"]:
             return d.RetryDue()
         case _:
@@ -75,7 +77,7 @@ def _effect(effect: d.Effect) -> str:
     match effect:
         case d.Open():
             return "read the target's tag"
-        case d.Attempt(epochs):
+        case d.AttemptDelivery(epochs):
             return f"attempt {' '.join(_shown(pending.tag) for pending in epochs)}"
         case d.Confirm(_, tag):
             return f"confirm {_shown(tag)}"
@@ -87,7 +89,7 @@ def _effect(effect: d.Effect) -> str:
 
 def _state(state: d.Delivery) -> str:
     name = type(state).__name__.lower()
-    if isinstance(state, d.Ready):
+    if isinstance(state, d.Settled):
         return f"{name}, {_shown(state.floor)} is in the target"
     queue = " ".join(_shown(pending.tag) for pending in state.queue) or "nothing"
     return f"{name}, {queue} in the queue"

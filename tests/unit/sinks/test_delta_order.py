@@ -28,10 +28,10 @@ from holdfast.sinks.lakehouse.book import (
     rewind_numbers,
     tag_number,
 )
-from holdfast.sinks.lakehouse.columns import Columns
+from holdfast.sinks.lakehouse.columns import TableColumns
 from holdfast.sinks.lakehouse.history import UNKNOWN, Entry, taken_back
 from holdfast.sinks.lakehouse.rewind import Undo, plan, repair, undone
-from holdfast.sinks.lakehouse.target import ATTEMPTS_MAX, Change, TableTarget
+from holdfast.sinks.lakehouse.target import ATTEMPTS_MAX, TableCommit, TableTarget
 
 JOB, WHERE = "6f9b0f6e-0000-4000-8000-000000000001", "Delta table /t"
 LEFT, RIGHT = Writer("out", Subtask(0)), Writer("out", Subtask(1))
@@ -97,7 +97,7 @@ class Loaded:
     def number(self, name: str) -> int | None:
         return self.table.versions[self.version].numbers.get(name)
 
-    def commit(self, change: Change) -> bool:
+    def commit(self, change: TableCommit) -> bool:
         meanwhile, self.table.before_commit = self.table.before_commit, None
         if meanwhile is not None:
             meanwhile()
@@ -145,7 +145,7 @@ class Retrying(Loaded):
 def target(
     table: Any, writer: Writer = LEFT, claim: Claim | None = None, fault: Fault = no_fault, job: str = JOB
 ) -> TableTarget:
-    return TableTarget(WHERE, table, Columns(DELTA, WHERE, None, ()).table_of, None, job, writer, claim, fault)
+    return TableTarget(WHERE, table, TableColumns(DELTA, WHERE, None, ()).table_of, None, job, writer, claim, fault)
 
 
 @pytest.fixture
@@ -233,7 +233,7 @@ class TestDelivery:
         with pytest.raises(Unavailable, match="another process delivered"):
             target(table).deliver(tag(2), rows(2), NEVER)
 
-    def test_of_another_job_under_the_same_name_is_noticed_at_a_start(self, table: Table) -> None:
+    def test_a_delivery_of_another_job_under_the_same_name_is_detected_at_a_start(self, table: Table) -> None:
         target(table, job="another").deliver(tag(1), rows(1))
         book = Book(WHERE, table.latest().number)
         assert book.another_job(JOB, "out") and book.another_job(None, "out")
@@ -371,7 +371,7 @@ class TestRewind:
             _deliver(table, 9, 9, RIGHT)
         assert table.shown() == [1]
 
-    def test_that_another_commit_overtakes_is_planned_again(self, table: Table) -> None:
+    def test_a_rewind_overtaken_by_another_commit_is_planned_again(self, table: Table) -> None:
         for epoch in (1, 2):
             _deliver(table, epoch, epoch)
         table.before_commit = lambda: _deliver(table, 3, 3)
@@ -404,7 +404,7 @@ class TestHistory:
         assert undone([Entry(3, "WRITE", info)], 3, back(1)) is None
         assert undone([Entry(2, "WRITE", info)], 3, back(1)) is None
 
-    def test_that_ends_early_refuses_the_rewind(self, table: Table) -> None:
+    def test_a_history_that_ends_early_refuses_the_rewind(self, table: Table) -> None:
         for epoch in (1, 2, 3):
             _deliver(table, epoch, epoch)
 

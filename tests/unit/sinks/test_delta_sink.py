@@ -64,7 +64,7 @@ def loaded(table: FolderTable) -> LoadedVersion:
 
 
 class TestCommit:
-    def test_of_one_target_after_the_other_needs_no_new_look_at_the_book(
+    def test_consecutive_commits_to_one_target_need_no_new_read_of_the_tag(
         self, added: FolderTable, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         target = added.sink.open(JOB, LEFT, FIRST)
@@ -114,7 +114,7 @@ class TestCommit:
         deliver(table, 7, (7, "x"))
         assert not (log / f"{1:020}.json").exists() and len(table.rows()) == 6
 
-    def test_of_another_program_that_says_something_under_our_name_is_not_ours(self, added: FolderTable) -> None:
+    def test_another_programs_commit_under_our_metadata_name_is_not_ours(self, added: FolderTable) -> None:
         deliver(added, 1, ANN)
         said = CommitProperties(custom_metadata={"holdfast": "hello"})
         target = added.sink.open(JOB, LEFT)
@@ -125,7 +125,7 @@ class TestCommit:
 
 
 class TestTags:
-    def test_of_a_table_restored_long_ago_are_missed(self, added: FolderTable) -> None:
+    def test_tags_missing_since_an_old_restore_are_damage(self, added: FolderTable) -> None:
         """Beyond the commits that are read at first."""
         deliver(added, 1, ANN)
         added.load().restore(0)
@@ -144,7 +144,7 @@ class TestColumns:
         ],
         ids=str,
     )
-    def test_that_a_table_cannot_hold_are_refused_when_planned(self, kind: pa.DataType) -> None:
+    def test_columns_unsupported_by_delta_are_refused_at_planning(self, kind: pa.DataType) -> None:
         with pytest.raises(ConfigError, match="the column 'x' is .*, which a Delta table cannot hold"):
             hf.Delta("t").check(pa.schema([pa.field("x", kind)]), None)
 
@@ -163,11 +163,11 @@ class TestColumns:
             hf.Delta("t").check(pa.schema([pa.field("x", kind)]), None)
 
     @pytest.mark.parametrize("kind", [pa.float64(), pa.binary(), pa.list_(pa.int64())], ids=str)
-    def test_that_cannot_be_compared_are_no_keys(self, kind: pa.DataType) -> None:
+    def test_columns_that_cannot_be_compared_are_refused_as_keys(self, kind: pa.DataType) -> None:
         with pytest.raises(ConfigError, match="which a merge cannot compare reliably"):
             hf.Delta("t", key="x").check(pa.schema([pa.field("x", kind)]), ("x",))
 
-    def test_of_a_key_are_never_null(self, keyed: FolderTable) -> None:
+    def test_key_columns_are_never_null(self, keyed: FolderTable) -> None:
         with pytest.raises(ConfigError, match="1 rows have no value in the key column 'user'"):
             keyed.sink.accept(pa.RecordBatch.from_pylist([{"user": None, "name": "x"}], schema=SCHEMA))
 
@@ -187,7 +187,9 @@ class TestPartitions:
         assert all(each.parent.name.startswith("name=") for each in table.path.glob("*/*.parquet"))
 
     @pytest.mark.parametrize(("value", "fault"), [("", "is empty"), ("ö" * 40, "is longer than 200 bytes")])
-    def test_that_would_be_read_as_another_value_are_refused(self, tmp_path: Path, value: str, fault: str) -> None:
+    def test_partition_values_that_would_be_read_as_another_value_are_refused(
+        self, tmp_path: Path, value: str, fault: str
+    ) -> None:
         sink = FolderTable(tmp_path, partition_by=["name"]).sink
         with pytest.raises(ConfigError, match=fault):
             sink.accept(batch((1, value)))
@@ -201,7 +203,7 @@ class TestPartitions:
             (["user", "name"], "all columns"),
         ],
     )
-    def test_that_do_not_fit_are_refused(self, given: list[str], fault: str) -> None:
+    def test_partition_columns_that_do_not_fit_are_refused(self, given: list[str], fault: str) -> None:
         with pytest.raises(ConfigError, match=fault):
             hf.Delta("t", partition_by=given).check(SCHEMA, None)
 
@@ -262,7 +264,7 @@ class TestExistingTable:
         ],
         ids=lambda value: str(value)[:40],
     )
-    def test_that_does_not_fit_is_refused(
+    def test_an_existing_table_that_does_not_fit_is_refused(
         self, tmp_path: Path, arguments: dict[str, Any], key: tuple[str, ...] | None, fault: str
     ) -> None:
         made = self.make(tmp_path, raise_if_key_not_exists=False, **arguments)
@@ -308,7 +310,7 @@ class TestRewind:
         assert sorted(keyed.rows()) == [ANN, BEA]
         assert sorted(row["user"] for row in found.sample) == [1, 2, 3]
 
-    def test_of_a_partitioned_table_counts_its_rows(self, tmp_path: Path) -> None:
+    def test_a_rewind_of_a_partitioned_table_counts_its_rows(self, tmp_path: Path) -> None:
         table = FolderTable(tmp_path, KEY, partition_by=["name"])
         table.sink.prepare(SCHEMA, KEY)
         odd = (2, "a/b=c %25 ö")
@@ -362,7 +364,7 @@ class TestRewind:
             with pytest.raises(Unavailable, match="timed out"):
                 version.at(1)
 
-    def test_that_another_commit_follows_at_once_is_no_failure(
+    def test_a_rewind_immediately_followed_by_another_commit_succeeds(
         self, added: FolderTable, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The library loads the newest version after it has restored one."""
@@ -390,13 +392,13 @@ class TestPlace:
         )
 
     @pytest.mark.parametrize("path", ["", "ftp://host/t", "hdfs://host/t"])
-    def test_that_cannot_be_is_refused(self, path: str) -> None:
+    def test_an_impossible_table_location_is_refused(self, path: str) -> None:
         with pytest.raises(ConfigError, match=r"hf\.Delta"):
             hf.Delta(path)
 
     @pytest.mark.parametrize("part", ["a#b", "a?sig=hunter2", "[a]", "a^", "a|b", "a\\b", "a\nb", "%20"])
     @pytest.mark.parametrize("root", ["/lake", "s3://lake"])
-    def test_that_the_library_would_misread_is_refused(self, root: str, part: str) -> None:
+    def test_a_location_that_the_library_would_misread_is_refused(self, root: str, part: str) -> None:
         with pytest.raises(ConfigError, match="would look for the table in another place") as caught:
             hf.Delta(f"{root}/{part}/t")
         assert "hunter2" not in str(caught.value)
@@ -475,7 +477,7 @@ class TestErrors:
         found = meaning_of(place_of("/t", None), error)
         assert type(found) is meaning and "Delta table /t" in found.what
 
-    def test_of_s3_are_shown_without_the_document_around_them(self) -> None:
+    def test_s3_errors_are_shown_without_the_surrounding_document(self) -> None:
         document = (
             '<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>NoSuchBucket</Code><Message>No bucket.</Message>'
             "<RequestId>YOD7H4</RequestId><HostId>0exi</HostId></Error>"
@@ -519,7 +521,7 @@ class TestErrors:
         found = meaning_of(place, OSError("cannot parse -----BEGIN-----\nhunter2\n-----END----- as a key"))
         assert "hunter2" not in str(found) and "***" in found.what
 
-    def test_of_lost_races_are_no_errors(self, added: FolderTable) -> None:
+    def test_lost_commit_races_are_not_errors(self, added: FolderTable) -> None:
         stale = added.load()
         deliver(added, 1, ANN)
         with pytest.raises(CommitFailedError) as caught:

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from holdfast.sinks.files.hive import (
     NAME_BYTES_MAX,
+    NoFolder,
     Partitioning,
-    Unfit,
     folder_of,
     value_of,
     values_in,
 )
-from holdfast.sinks.files.rolling import Finished, Rolling, empty_file, is_empty
+from holdfast.sinks.files.rolling import FinishedFile, Rolling, empty_file, is_empty
 
 NUMBERS = pa.schema([pa.field("n", pa.int64())])
 DEFAULT = "__HIVE_DEFAULT_PARTITION__"
@@ -86,7 +86,7 @@ class TestFolders:
         [("300", pa.int8()), ("1_000", pa.int64()), (" 1", pa.int64()), ("yes", pa.bool_()), ("26-1-1", pa.date32())],
     )
     def test_a_folder_of_another_type_is_refused(self, text: str, kind: pa.DataType) -> None:
-        with pytest.raises(Unfit):
+        with pytest.raises(NoFolder):
             value_of(text, kind)
 
     def test_the_date_of_a_timestamp_is_that_of_utc(self) -> None:
@@ -108,12 +108,12 @@ class TestFolders:
 
     @pytest.mark.parametrize("year", [10_000, -1])
     def test_a_date_that_no_reader_knows_is_refused(self, year: int) -> None:
-        with pytest.raises(Unfit, match="outside the years 1 to 9999"):
+        with pytest.raises(NoFolder, match="outside the years 1 to 9999"):
             folders([(year - 1970) * 31_556_952], pa.timestamp("s"), Partitioning((), "c"))
 
     def test_a_name_that_is_too_long_is_refused(self) -> None:
         assert folders(["x" * (NAME_BYTES_MAX - 2)], pa.string())
-        with pytest.raises(Unfit, match="more than 255 bytes"):
+        with pytest.raises(NoFolder, match="more than 255 bytes"):
             folders(["ü" * 127], pa.string())
 
 
@@ -130,20 +130,20 @@ class TestPartitioning:
             (Partitioning((), "at"), "the stream has a column 'date'"),
         ],
     )
-    def test_that_readers_could_not_use_is_refused(self, how: Partitioning, why: str) -> None:
+    def test_partitioning_that_readers_could_not_use_is_refused(self, how: Partitioning, why: str) -> None:
         kinds = {"n": pa.int64(), "price": pa.float64(), "_hidden": pa.string(), "a=b": pa.string()}
         schema = pa.schema([*kinds.items(), ("at", pa.timestamp("us")), ("date", pa.string())])
-        with pytest.raises(Unfit, match=why):
+        with pytest.raises(NoFolder, match=why):
             how.refuse(schema)
 
     def test_leaves_a_column_for_the_files(self) -> None:
-        with pytest.raises(Unfit, match="no column for the files"):
+        with pytest.raises(NoFolder, match="no column for the files"):
             Partitioning(("n",)).refuse(NUMBERS)
 
 
 class TestRolling:
     def test_files_are_finished_at_their_size_and_keep_the_order_of_rows(self) -> None:
-        rolling, files = Rolling(NUMBERS, file_bytes=4_000), list[Finished]()
+        rolling, files = Rolling(NUMBERS, file_bytes=4_000), list[FinishedFile]()
         for first in range(0, 4_000, 100):
             files += rolling.add("x", numbers(*range(first, first + 100)))
         files += rolling.rest()

@@ -20,7 +20,7 @@ from holdfast.ports import ObjectStore
 from holdfast.sinks.contract.owners import NEVER, Claim
 from holdfast.sinks.contract.sink import Repair, Rewinding
 from holdfast.sinks.contract.target import AlreadyDelivered, Delivered, Outcome
-from holdfast.sinks.files.commits import FOLLOWED_MAX, Commits, Stores, create_folder
+from holdfast.sinks.files.commits import FOLLOWED_MAX, FolderCommits, Stores, create_folder
 from holdfast.sinks.files.format import META_PATH, OWN_FOLDER, STAGING
 from holdfast.sinks.files.hive import Partitioning, values_in
 from holdfast.sinks.files.repair import plan_repair, repair
@@ -99,11 +99,11 @@ class Folder:
         return len(self.data.get(path)) if path in self.data.list("") else None
 
     def back(self, epoch: int, timeline: int = 2, before: Hook = nothing, after: Hook = nothing) -> Repair:
-        commits = Commits("files", lambda: self.stores(before, after))
+        commits = FolderCommits("files", lambda: self.stores(before, after))
         return repair("files", commits, self.size_of, Rewinding(JOB, "out", tag(epoch, timeline), (LEFT, RIGHT)))
 
     def plan(self, epoch: int, timeline: int = 2) -> Repair:
-        commits = Commits("files", self.stores)
+        commits = FolderCommits("files", self.stores)
         return plan_repair("files", commits, self.size_of, Rewinding(JOB, "out", tag(epoch, timeline), (LEFT, RIGHT)))
 
     def shown(self) -> list[int]:

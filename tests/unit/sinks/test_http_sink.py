@@ -93,7 +93,9 @@ class TestArguments:
             (URL, {"headers": {"X-Team": "a", "x-team": "b"}}, "names 'x-team' twice"),
         ],
     )
-    def test_that_do_not_fit_are_refused_without_a_secret(self, url: str, how: dict[str, Any], what: str) -> None:
+    def test_arguments_that_do_not_fit_are_refused_without_showing_a_secret(
+        self, url: str, how: dict[str, Any], what: str
+    ) -> None:
         with pytest.raises(ConfigError, match=what) as caught:
             Http(url, progress="progress", **how)
         assert SECRET not in str(caught.value)

@@ -71,7 +71,7 @@ class TestErrors:
 
 class TestCommit:
     @pytest.mark.parametrize("retries", ["0", "10"])
-    def test_of_a_zombie_between_comparison_and_commit_is_not_repeated(
+    def test_a_zombies_commit_between_comparison_and_commit_is_not_repeated(
         self, added: FolderCatalog, retries: str
     ) -> None:
         """However often the table's own properties let the library try again."""
@@ -235,7 +235,7 @@ class TestColumns:
 
     @pytest.mark.parametrize("partition_by", [["a"], ["b"], ["c"], ["c", "a"], ["a", "b", "c"]], ids="".join)
     @pytest.mark.parametrize("key", [None, ("a", "b", "c", "n")], ids=["appends", "merges"])
-    def test_of_any_place_partition_the_table(
+    def test_columns_at_any_position_partition_the_table(
         self, tmp_path: Path, partition_by: list[str], key: tuple[str, ...] | None
     ) -> None:
         kinds = {"a": pa.string(), "b": pa.int32(), "c": pa.date32(), "s": pa.struct([pa.field("a", pa.int64())])}
@@ -253,7 +253,7 @@ class TestColumns:
         files = [each.file for each in table.load().scan().plan_files()]
         assert len(files) == len({tuple(row[name] for name in partition_by) for row in rows})
 
-    def test_that_are_required_are_refused(self, tmp_path: Path) -> None:
+    def test_required_columns_are_refused(self, tmp_path: Path) -> None:
         table = FolderCatalog(tmp_path)
         table.sink.prepare(pa.schema([pa.field("n", pa.int64())]), None)
         with table.load().update_schema(allow_incompatible_changes=True) as schema:
@@ -263,7 +263,7 @@ class TestColumns:
 
 
 class TestPlace:
-    def test_that_is_looked_at_is_not_created(self, tmp_path: Path) -> None:
+    def test_a_table_location_that_is_only_probed_is_not_created(self, tmp_path: Path) -> None:
         table = FolderCatalog(tmp_path)
         assert table.sink.probe(SCHEMA, None) == "there is no table; the first start creates it"
         assert not table.path.exists()

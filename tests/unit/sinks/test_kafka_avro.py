@@ -56,7 +56,7 @@ def read(value: bytes | None) -> Any:
 
 
 class TestRecords:
-    def test_of_deletes_have_no_value_though_their_columns_may_have_no_form(self) -> None:
+    def test_delete_records_have_no_value_even_if_their_columns_cannot_be_encoded(self) -> None:
         found = encoding().records(batch((PUT, "a", 1), (DELETE, "b", None), (PUT, "c", 3)))
         assert listed(found.keys or ()) == [b"a", b"b", b"c"]
         assert list(map(read, listed(found.values))) == [{"word": "a", "rows": 1}, None, {"word": "c", "rows": 3}]
@@ -81,7 +81,7 @@ class TestRecords:
         server.start()
         assert len(found.records(batch((PUT, "a", 1))).values) == 1
 
-    def test_that_are_too_large_are_refused_also_in_lists(self) -> None:
+    def test_oversized_records_are_refused_also_in_lists(self) -> None:
         lists = pa.schema([pa.field("l", pa.list_(pa.utf8()))])
         small = Encoding("topic t", AvroRows(derived(lists, "L")), (), 1_000)
         small.accept(pa.RecordBatch.from_pylist([{"l": ["a" * 100]}], lists))

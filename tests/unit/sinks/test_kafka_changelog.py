@@ -24,8 +24,8 @@ from holdfast.sinks.contract.target import OP, Delivered, Fault, FaultPoint, no_
 from holdfast.sinks.kafka.changelog.brokers import BrokerFeed
 from holdfast.sinks.kafka.changelog.compacting import KafkaCompaction
 from holdfast.sinks.kafka.changelog.format import Broken, Decoder, Encoder
-from holdfast.sinks.kafka.changelog.reading import Found, Gone
-from holdfast.sinks.kafka.changelog.sink import Brokers, KafkaChangelog, TopicSink
+from holdfast.sinks.kafka.changelog.reading import FeedRecord, RecordsGone
+from holdfast.sinks.kafka.changelog.sink import Brokers, KafkaChangelog, KafkaTopicSink
 from holdfast.sinks.kafka.progress import progress_topic, tag_record
 from holdfast.sinks.kafka.sink import KafkaSink, transactional_id
 from holdfast.sinks.kafka.target import EachRow, KafkaTarget, Records
@@ -177,7 +177,7 @@ class TestReads:
         either.target.deliver(tag(1), [changes(1, {"0a": large, "0b": b"1"})])
         assert either.values(1) == {"0a": large, "0b": b"1"}
 
-    def test_of_late_epochs_do_not_begin_at_the_first_record(self, made: Topic) -> None:
+    def test_reads_of_late_epochs_do_not_begin_at_the_first_record(self, made: Topic) -> None:
         for epoch in range(1, 31):
             made.deliver(epoch, {f"0{n:02}": epoch for n in range(200)})
         seen: list[tuple[int, int]] = []
@@ -196,7 +196,7 @@ class TestReads:
             made.deliver(epoch, {f"0{n:04}": epoch for n in range(3_000)})
         right, events = FakeFeed.poll, list[str]()
 
-        def poll(feed: FakeFeed) -> Sequence[Found]:
+        def poll(feed: FakeFeed) -> Sequence[FeedRecord]:
             """Hand over ten records at a time."""
             events.append("poll")
             ((partition, position),) = feed.positions.items()
@@ -287,7 +287,7 @@ class TestCompaction:
                 done.append(epoch)
         assert len(done) == 2, "as much was delivered since as the compaction had written"
 
-    def test_that_is_overtaken_changes_nothing(self, memory: InMemory, made: Topic) -> None:
+    def test_a_compaction_that_is_overtaken_changes_nothing(self, memory: InMemory, made: Topic) -> None:
         for epoch in range(1, 4):
             made.deliver(epoch, {"0a": epoch})
         other = Claim("second", Generation(2), {"first": tag(3)})
@@ -303,7 +303,7 @@ class TestCompaction:
             made.compacted(3)
         assert taken and not memory.removed and made.state(4) == {"0a": 4}
 
-    def test_that_meets_a_delivery_writes_one_base(
+    def test_a_compaction_that_conflicts_with_a_delivery_writes_one_base(
         self, memory: InMemory, made: Topic, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The delivery begins again, and its init ends the transaction that names the base. Each further base would
@@ -347,7 +347,7 @@ class TestCompaction:
             made.compacted(5)
         assert not memory.removed and memory.fake.logs == dict.fromkeys(range(4), foreign)
 
-    def test_that_cannot_succeed_is_tried_once(
+    def test_a_compaction_that_cannot_succeed_is_tried_once(
         self, memory: InMemory, made: Topic, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Each attempt would add the whole state to the topic, as after a start with a smaller message.max.bytes."""
@@ -368,7 +368,7 @@ class TestCompaction:
         assert len(writes) == 1 and made.compacted(5), "the next run tries again"
 
     @pytest.mark.parametrize("at", ["its second partition", "its name"])
-    def test_that_fails_again_and_again_leaves_no_more_than_deliveries_add(
+    def test_a_compaction_that_fails_repeatedly_leaves_no_more_than_deliveries_add(
         self, memory: InMemory, made: Topic, monkeypatch: pytest.MonkeyPatch, at: str
     ) -> None:
         """While a broker comes and goes, each attempt leaves a base, or a part of one, that nothing names."""
@@ -407,7 +407,7 @@ class TestCompaction:
         assert any(attempt(epoch) for epoch in range(62, 102)), "the next attempt is due"
         assert made.state(made.place.open(JOB).floor)["1001"] == 1
 
-    def test_that_another_driver_overtakes_while_it_reads_is_left_to_that_one(
+    def test_a_compaction_overtaken_by_another_driver_during_its_read_is_left_to_that_driver(
         self, memory: InMemory, made: Topic, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         for epoch in range(1, 6):
@@ -425,7 +425,7 @@ class TestCompaction:
             made.compacted(5)
         assert begun and made.state(5) == {"0a": 5}
 
-    def test_that_was_killed_before_it_removed_anything_is_completed(self, memory: InMemory, made: Topic) -> None:
+    def test_a_compaction_killed_before_it_removed_records_is_completed(self, memory: InMemory, made: Topic) -> None:
         for epoch in range(1, 6):
             made.deliver(epoch, {"0a": epoch})
         memory.keeps = True
@@ -438,7 +438,7 @@ class TestCompaction:
 
 def target_of(topic: Topic, job: str, fault: Fault) -> KafkaTarget:
     """Return a job's way into the topic which calls `fault` at every point of a delivery."""
-    assert isinstance(topic.sink, TopicSink)
+    assert isinstance(topic.sink, KafkaTopicSink)
     connection = topic.place.brokers.connection(topic.place.kafka, transactional_id(job, CHANGELOG))
     return KafkaTarget("topic", connection, topic.sink._content(job), job, WRITER, CLAIM, fault)
 
@@ -499,7 +499,7 @@ class TestRecords:
         assert decoded(CHAIN[3:], tag(1)) == [(tag(2), 1), (tag(3), 1)]
 
     @pytest.mark.parametrize("lost", range(len(CHAIN) - 1))
-    def test_of_which_one_is_missing_are_refused(self, lost: int) -> None:
+    def test_a_chain_with_a_missing_record_is_refused(self, lost: int) -> None:
         with pytest.raises(Broken):
             decoded(CHAIN[:lost] + CHAIN[lost + 1 :])
 
@@ -512,19 +512,19 @@ class TestRecords:
         assert len(sizes) == 4 and max(sizes) < 10 << 20
         assert sum(each.rows.num_rows for each in taken if each is not None) == 30
 
-    def test_that_differ_are_refused(self) -> None:
+    def test_a_chain_with_differing_records_is_refused(self) -> None:
         with pytest.raises(Broken, match="they differ"):
             decoded([(CHAIN[0][0], CHAIN[0][1].replace(b"MQ==", b"Mg==")), *CHAIN[1:]])
         with pytest.raises(Broken, match="none of a changelog"):
             decoded([*CHAIN, (b"key", b"something")])
 
-    def test_of_a_delivery_that_is_gone_as_a_whole_break_the_chain(self) -> None:
+    def test_a_delivery_that_is_missing_completely_breaks_the_chain(self) -> None:
         with pytest.raises(Broken, match="between timeline 1, epoch 1 and timeline 1, epoch 2 is missing"):
             decoded(CHAIN[:3] + CHAIN[5:])
         with pytest.raises(Broken, match="between the beginning and timeline 1, epoch 1 is missing"):
             decoded(CHAIN[3:])
 
-    def test_of_a_key_that_no_record_can_take_are_refused_with_the_remedy(self) -> None:
+    def test_a_key_too_large_for_any_record_is_refused_with_the_remedy(self) -> None:
         encoder = Encoder("topic", JOB, 1, GROUPS, 4_000)
         with pytest.raises(ConfigError, match=r"takes 3,\d+ bytes") as refused:
             list(encoder.records(tag(1), None, [changes(1, {"0" + 3_500 * "a": b"1"})]))
@@ -587,10 +587,10 @@ class TestDamage:
         made.deliver(1, {"0a": 1})
         right, refused = FakeFeed.poll, list[bool]()
 
-        def poll(feed: FakeFeed) -> Sequence[Found]:
+        def poll(feed: FakeFeed) -> Sequence[FeedRecord]:
             if not refused:
                 refused.append(True)
-                raise Gone(0, feed.positions[0])
+                raise RecordsGone(0, feed.positions[0])
             return right(feed)
 
         monkeypatch.setattr(FakeFeed, "poll", poll)
@@ -627,7 +627,7 @@ class TestDamage:
         assert compaction.compact("first", abandoned_after(3), Epoch(100))
         assert made.state(100, abandoned_after(3)) == {"0a": 100, "1a": 3}
 
-    def test_of_what_a_reader_asks_for_is_not_cured(self, memory: InMemory, made: Topic) -> None:
+    def test_damage_in_the_epochs_that_a_reader_requests_is_not_repaired(self, memory: InMemory, made: Topic) -> None:
         """As for a reader that does not know of the rewind yet."""
         for epoch in range(1, 6):
             made.deliver(epoch, {"0a": epoch})
@@ -682,7 +682,7 @@ class TestFences:
 
 
 class TestRefusals:
-    def test_of_the_changelog_of_another_job(self, either: Topic) -> None:
+    def test_the_changelog_of_another_job_is_refused(self, either: Topic) -> None:
         either.sink.check_owner(None, CHANGELOG)  # type: ignore[attr-defined]
         either.deliver(1, {"0a": 1})
         either.sink.check_owner(JOB, CHANGELOG)  # type: ignore[attr-defined]
@@ -690,7 +690,7 @@ class TestRefusals:
             with pytest.raises(ConfigError, match="holds the changelog of another job, 1111"):
                 either.sink.check_owner(other, CHANGELOG)  # type: ignore[attr-defined]
 
-    def test_of_a_job_that_started_before_the_first_one_delivered(self, either: Topic) -> None:
+    def test_a_job_that_started_before_another_jobs_first_delivery_is_refused(self, either: Topic) -> None:
         """Its records would break the chain, and neither job could restore its state."""
         late = either.sink.open("2" * 32, WRITER, Claim("other", Generation(1)))
         either.sink.check_owner("2" * 32, CHANGELOG)  # type: ignore[attr-defined]
@@ -703,7 +703,7 @@ class TestRefusals:
         either.deliver(2, {"0b": 2})
         assert either.state(2) == {"0a": 1, "0b": 2}
 
-    def test_of_the_second_of_two_jobs_that_deliver_for_the_first_time_at_the_same_moment(self, either: Topic) -> None:
+    def test_the_second_of_two_jobs_with_simultaneous_first_deliveries_is_refused(self, either: Topic) -> None:
         """Their transactional ids differ, so neither fences the other; both have read the progress topic before."""
         done: list[object] = []
 
@@ -719,7 +719,7 @@ class TestRefusals:
         either.deliver(2, {"0b": 2})
         assert either.state(2) == {"0a": 1, "0b": 2}
 
-    def test_of_a_first_delivery_beside_a_transaction_that_is_open(self, memory: InMemory, made: Topic) -> None:
+    def test_a_first_delivery_during_an_open_transaction_is_refused(self, memory: InMemory, made: Topic) -> None:
         other = FakeProducer(memory.fake, "the other")
 
         def meanwhile(point: FaultPoint) -> None:
@@ -735,7 +735,7 @@ class TestRefusals:
         made.deliver(1, {"0a": 1})
         assert made.state(1) == {"0a": 1}
 
-    def test_of_a_rewind_before_the_first_delivery_beside_that_of_another_job(
+    def test_a_rewind_before_the_first_delivery_is_refused_during_that_of_another_job(
         self, memory: InMemory, made: Topic
     ) -> None:
         done: list[bool] = []
@@ -752,7 +752,7 @@ class TestRefusals:
             made.rewind(0, 2)
         assert done and [record for record in memory.fake.logs[0] if record and b"1111" in record[1]] == []
 
-    def test_of_rows_beside_a_changelog_in_either_order(self, memory: InMemory, made: Topic) -> None:
+    def test_rows_and_a_changelog_in_one_topic_are_refused_in_either_order(self, memory: InMemory, made: Topic) -> None:
         """Both jobs started before either delivered."""
         rows, first = pa.record_batch({"text": ["row"]}), InMemory()
         out = Writer("out", Subtask(0))
@@ -768,14 +768,16 @@ class TestRefusals:
         assert not first.fake.logs and len(first.fake.rows) == 1
 
     @pytest.mark.kafka
-    def test_of_records_that_no_job_delivered(self, kafka: KafkaServer) -> None:
+    def test_a_changelog_topic_with_records_of_no_job_is_refused(self, kafka: KafkaServer) -> None:
         name = kafka.topic(2, **{"retention.ms": "-1", "retention.bytes": "-1"})
         kafka.produce(name, [b"something"], partition=1)
         topic = Topic(Brokers(), KafkaPlace(kafka.servers, name))
         with pytest.raises(ConfigError, match="holds records that no job delivered"):
             topic.sink.check_owner(None, CHANGELOG)  # type: ignore[attr-defined]
 
-    def test_of_records_whose_progress_topic_was_emptied_names_that(self, memory: InMemory, made: Topic) -> None:
+    def test_the_refusal_of_records_with_an_emptied_progress_topic_names_that_topic(
+        self, memory: InMemory, made: Topic
+    ) -> None:
         """The job's own state must not be taken for the records of others."""
         made.deliver(1, {"0a": 1})
         memory.fake.marks.clear()
@@ -792,7 +794,7 @@ class TestRefusals:
             ({"retention.bytes": "1000000"}, "retention.bytes=1000000"),
         ],
     )
-    def test_of_a_topic_whose_records_the_brokers_remove(
+    def test_a_topic_whose_records_the_brokers_remove_is_refused(
         self, kafka: KafkaServer, setting: dict[str, str], shown: str
     ) -> None:
         name = kafka.topic(2, **{"retention.ms": "-1", **setting})
@@ -803,7 +805,7 @@ class TestRefusals:
                 look(RECORDS, KEY)
 
     @pytest.mark.kafka
-    def test_of_a_sink_that_would_write_into_a_changelog(self, kafka: KafkaServer) -> None:
+    def test_a_sink_that_would_write_into_a_changelog_is_refused(self, kafka: KafkaServer) -> None:
         place = KafkaPlace(kafka.servers, f"{kafka.topic()}-state")
         Topic(Brokers(), place).deliver(1, {"0a": 1})
         with pytest.raises(ConfigError, match="holds the changelog of a job"):
@@ -817,7 +819,7 @@ class TestRefusals:
             ({"delivery": "at-least-once"}, "given with delivery="),
         ],
     )
-    def test_of_arguments_that_a_changelog_does_not_take(self, given: dict[str, Any], said: str) -> None:
+    def test_arguments_that_a_changelog_does_not_take_are_refused(self, given: dict[str, Any], said: str) -> None:
         with pytest.raises(ConfigError, match=said):
             hf.App("job", changelog=hf.Kafka("broker:9092", "state", **given))
 
@@ -870,7 +872,7 @@ class TestPlaces:
             kafka.allow_nothing()
 
     @pytest.mark.kafka
-    def test_of_a_topic_whose_settings_may_not_be_read_is_refused(
+    def test_a_topic_whose_settings_are_not_readable_is_refused(
         self, kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The brokers' default removes records after seven days, and `holdfast doctor` said that it keeps them."""

@@ -64,7 +64,7 @@ class TestSystemError:
         with pytest.raises(ProducerFenced, match="newer instance"):
             producer.flush()
 
-    def test_of_a_sound_transaction_is_not_hidden(self, producer: Any) -> None:
+    def test_a_system_error_without_a_failed_transaction_is_not_hidden(self, producer: Any) -> None:
         producer._producer = Library(WRONG_STATE, None)
         with pytest.raises(SystemError):
             producer.flush()

@@ -21,7 +21,7 @@ from holdfast.sinks.contract.owners import NEVER, Claim, Held
 from holdfast.sinks.contract.target import AlreadyDelivered, Delivered, Fault, FaultPoint, no_fault
 from holdfast.sinks.kafka.progress import Progress, owner_record, progress_topic, tag_record, topic_record
 from holdfast.sinks.kafka.sink import transactional_id
-from holdfast.sinks.kafka.target import EachRow, KafkaTarget, Records, Session
+from holdfast.sinks.kafka.target import EachRow, KafkaTarget, ProducerSession, Records
 
 JOB, LEFT, RIGHT = "6f9b0f6e-0000-4000-8000-000000000001", Writer("out", Subtask(0)), Writer("out", Subtask(1))
 FIRST = Claim("first", Generation(1))
@@ -184,7 +184,7 @@ class TestReplacedTopic:
                 each.deliver(tag(2), batches("b"))
         assert brokers.rows == []
 
-    def test_of_a_rewind_that_left_its_rows_is_another_one_from_then_on(self) -> None:
+    def test_a_rewind_that_kept_the_replaced_topics_rows_accepts_it_as_a_new_topic(self) -> None:
         brokers = FakeBrokers(topic="first")
         opened(brokers).deliver(tag(1), batches("a"))
         brokers.replace("second")
@@ -212,10 +212,10 @@ class TestReplacedTopic:
 
 
 class ReadsBeforeInit(KafkaTarget):
-    def _opened(self) -> Session:
+    def _opened(self) -> ProducerSession:
         producer, progress = self._connection.producer(), self._connection.progress()
         producer.init()
-        self._session = Session(producer, progress, None)
+        self._session = ProducerSession(producer, progress, None)
         return self._session
 
 
@@ -227,7 +227,7 @@ class UsesAProducerAgain(KafkaTarget):
 class _Wrapped(KafkaTarget):
     """A target that misunderstands its producer."""
 
-    def _opened(self) -> Session:
+    def _opened(self) -> ProducerSession:
         session = super()._opened()
         self.misunderstand(session.producer)
         return session

@@ -131,7 +131,9 @@ class TestRecordsOfThisSession:
         brokers.records = [Record(START, tag_record(JOB, WRITER, tag(2)))]
         assert reader.read().tag_of(JOB, WRITER) == tag(2)
 
-    def test_of_several_transactions_have_a_marker_each(self, brokers: Brokers, reader: ProgressReader) -> None:
+    def test_own_records_of_several_transactions_have_one_marker_each(
+        self, brokers: Brokers, reader: ProgressReader
+    ) -> None:
         reader.committed([tag_record(JOB, WRITER, tag(3))])
         brokers.stable, brokers.high = [START + 4], START + 4
         assert reader.read().tag_of(JOB, WRITER) == tag(3)

@@ -31,7 +31,7 @@ from holdfast.sinks.contract.immediate import ANYWHERE
 from holdfast.sinks.kafka import by_batch, messages, plain
 from holdfast.sinks.kafka.by_batch import ByBatch
 from holdfast.sinks.kafka.client import ConfluentProducer
-from holdfast.sinks.kafka.messages import Messages, messages_of
+from holdfast.sinks.kafka.messages import MessageArray, messages_of
 from holdfast.sinks.kafka.one_by_one import OneByOne
 from holdfast.sinks.kafka.plain import PlainProducer
 from holdfast.sinks.kafka.repeating import GaveUp, RepeatingTarget
@@ -82,14 +82,14 @@ class TestMessages:
         assert (found.sizes(0, 3).tolist(), found.sizes(1, 2).tolist()) == ([5, 0, 0], [0])
 
 
-def back(found: Messages) -> list[tuple[bytes | None, bytes | None]]:
+def back(found: MessageArray) -> list[tuple[bytes | None, bytes | None]]:
     """Read messages as the library does."""
     each = [Message.from_address(found.address(n)) for n in range(len(found))]
     return [(by_batch._part(m.key, m.key_len), by_batch._part(m.payload, m.len)) for m in each]
 
 
 class TestLibrary:
-    def test_of_this_client_takes_batches(self) -> None:
+    def test_the_bundled_client_library_takes_batches(self) -> None:
         assert by_batch.found() is not None
 
     def test_with_another_layout_does_not(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +114,7 @@ class TestLibrary:
         monkeypatch.setitem(library._FUNCTIONS, "produce_batch_of_another_version", (None,))
         assert library.found.__wrapped__() is None
 
-    def test_of_another_version_does_not(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_library_of_another_version_takes_no_batches(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(library, "MAJOR", 3)
         assert library.found.__wrapped__() is None
 
@@ -422,7 +422,7 @@ class Events:
 
 
 class TestReports:
-    def test_of_records_that_fail_together_give_the_cause(self) -> None:
+    def test_reports_of_records_that_fail_together_give_the_cause(self) -> None:
         """Of a batch with an invalid record, the others are reported as having been in a batch with it."""
         other, cause = KafkaError._INVALID_DIFFERENT_RECORD, KafkaError.INVALID_RECORD
         for codes in ((other, cause, other), (cause, other), (cause,)):

@@ -70,7 +70,7 @@ def keyed(made: Any, tmp_path: Path) -> Table:
 
 
 class TestLostFiles:
-    def test_that_a_merge_has_to_read_are_named_and_waited_for(self, keyed: Table) -> None:
+    def test_missing_files_that_a_merge_must_read_are_named_and_awaited(self, keyed: Table) -> None:
         deliver(keyed, 1, ANN, BEA)
         (path,) = keyed.data_files()
         away = path.rename(path.with_suffix(".away"))
@@ -83,12 +83,12 @@ class TestLostFiles:
 
 
 class TestCommit:
-    def test_of_another_program_is_not_lost_and_loses_nothing(self, added: Table) -> None:
+    def test_a_commit_of_another_program_is_not_lost_and_loses_nothing(self, added: Table) -> None:
         other = meanwhile(lambda: added.append(OTHER))
         assert added.sink.opened(JOB, LEFT, fault=other).deliver(tag(1), [batch(ANN)]) == Delivered(1)
         assert sorted(added.rows()) == [ANN, (9, "x")] and added.versions() == 2
 
-    def test_of_a_zombie_between_comparison_and_commit_is_not_repeated(self, added: Table) -> None:
+    def test_a_zombies_commit_between_comparison_and_commit_is_not_repeated(self, added: Table) -> None:
         zombie = meanwhile(lambda: deliver(added, 1, ANN))
         late = added.sink.opened(JOB, LEFT, fault=zombie)
         assert late.deliver(tag(1), [batch(ANN)]) == AlreadyDelivered(tag(1)) and added.rows() == [ANN]
@@ -100,7 +100,7 @@ class TestCommit:
         assert added.sink.opened(JOB, LEFT, fault=zombie).deliver(tag(2), []) == AlreadyDelivered(tag(2))
         assert sorted(added.rows()) == [ANN, (9, "x")]
 
-    def test_of_the_library_alone_would_let_the_zombie_through(self, added: Table) -> None:
+    def test_the_librarys_own_commit_would_let_the_zombie_through(self, added: Table) -> None:
         """For it two appends do not conflict: it commits the late one on top of the other."""
         late = added.load()
         deliver(added, 1, ANN)
@@ -113,7 +113,7 @@ class TestCommit:
         assert merging.deliver(tag(2), [changes((1, "anna"), BEA)]) == Delivered(2)
         assert sorted(keyed.rows()) == [(1, "anna"), BEA, (9, "x")]
 
-    def test_of_a_merge_that_changes_nothing_moves_the_tag(self, keyed: Table) -> None:
+    def test_a_commit_of_a_merge_without_changes_advances_the_tag(self, keyed: Table) -> None:
         deliver(keyed, 1, ANN)
         deliver(keyed, 2, (7, None))
         target = keyed.sink.open(JOB, LEFT)
@@ -164,7 +164,7 @@ class TestTags:
         assert CAT in added.rows()
 
     @pytest.mark.parametrize("again", [False, True], ids=["dropped", "created again"])
-    def test_of_a_table_that_is_another_one_are_missed(self, added: Table, again: bool) -> None:
+    def test_tags_missing_from_a_replaced_table_are_damage(self, added: Table, again: bool) -> None:
         target = added.sink.open(JOB, LEFT)
         target.deliver(tag(1), [batch(ANN)])
         added.drop()
@@ -174,7 +174,7 @@ class TestTags:
             target.deliver(tag(2), [batch(BEA)], tag(1))
         assert added.sink.probe(SCHEMA, None).startswith("the table, " if again else "there is no table")
 
-    def test_of_another_job_are_noticed_at_a_start(self, added: Table) -> None:
+    def test_tags_of_another_job_are_detected_at_a_start(self, added: Table) -> None:
         deliver(added, 1, ANN)
         added.sink.check_owner(JOB, "out")
         added.sink.check_owner("another", "else")
@@ -182,7 +182,7 @@ class TestTags:
             with pytest.raises(ConfigError, match="holds output of a sink 'out' of another job"):
                 added.sink.check_owner(job, "out")
 
-    def test_that_no_sink_wrote_are_damage(self, added: Table) -> None:
+    def test_tags_that_no_sink_wrote_are_damage(self, added: Table) -> None:
         added.note(f"holdfast/1/newest/{JOB}/out")
         with pytest.raises(Damaged, match="which Holdfast never wrote"):
             added.sink.holding(JOB, "out")
@@ -190,7 +190,9 @@ class TestTags:
 
 class TestColumns:
     @pytest.mark.parametrize("key", [None, KEY])
-    def test_of_every_type_are_kept(self, tmp_path: Path, made: Any, key: tuple[str, ...] | None) -> None:
+    def test_columns_of_every_type_keep_their_values(
+        self, tmp_path: Path, made: Any, key: tuple[str, ...] | None
+    ) -> None:
         table, rows = made(tmp_path, key), rows_of_every_type(1, 2)
         table.sink.prepare(rows.schema, key)
         table.sink.prepare(rows.schema, key)
@@ -217,7 +219,7 @@ class TestColumns:
             ("Upper.Case", "dot"),
         ],
     )
-    def test_of_every_type_can_be_keys(self, tmp_path: Path, made: Any, name: str, value: Any) -> None:
+    def test_columns_of_every_type_can_be_keys(self, tmp_path: Path, made: Any, name: str, value: Any) -> None:
         kind = EVERY_TYPE[name][0] if name in EVERY_TYPE else pa.string()
         schema = pa.schema([pa.field(name, kind), pa.field("n", pa.int64())])
         table = made(tmp_path, (name,))
@@ -232,7 +234,7 @@ class TestColumns:
         [pa.uint64(), pa.timestamp("ns"), pa.time64("ns"), pa.duration("s"), pa.float16(), pa.null()],
         ids=str,
     )
-    def test_that_no_table_can_hold_are_refused_when_planned(
+    def test_columns_unsupported_by_the_table_format_are_refused_at_planning(
         self, tmp_path: Path, made: Any, kind: pa.DataType
     ) -> None:
         with pytest.raises(ConfigError, match=f"the column 'x' is .*, which {made.kind} cannot hold"):
@@ -270,7 +272,7 @@ class TestRewind:
         added.forget_history()
         assert planned(added, 1).verdict == "impossible"
 
-    def test_that_another_commit_overtakes_is_planned_again(self, added: Table) -> None:
+    def test_a_rewind_overtaken_by_another_commit_is_planned_again(self, added: Table) -> None:
         deliver(added, 1, ANN)
         deliver(added, 2, BEA)
         late = meanwhile(lambda: deliver(added, 3, CAT))

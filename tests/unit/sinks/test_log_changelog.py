@@ -104,7 +104,7 @@ class TestReads:
         assert topic.state(2, after=1) == {"0a": 2, "1a": None}
         assert topic.place.open(JOB).delivered == {0: 2, 1: 1}
 
-    def test_of_some_key_groups_read_only_their_partitions(self, topic: Topic) -> None:
+    def test_reads_of_some_key_groups_read_only_their_partitions(self, topic: Topic) -> None:
         topic.deliver(0, 1, {f"{group}a": group for group in range(GROUPS)})
         for path in topic.objects.list("data/0") + topic.objects.list("data/3"):
             topic.objects.delete(path)
@@ -225,41 +225,41 @@ class TestCompaction:
 
 
 class TestRefusals:
-    def test_of_a_log_that_is_no_changelog(self, tmp_path: Path) -> None:
+    def test_a_log_that_is_not_a_changelog_is_refused(self, tmp_path: Path) -> None:
         create_log(LocalObjects(tmp_path / "topic"), RECORDS, 4, KEY)
         with pytest.raises(ConfigError, match="a log without deletes"):
             Topic(tmp_path)
 
-    def test_of_a_changelog_with_other_columns(self, tmp_path: Path) -> None:
+    def test_a_changelog_with_other_columns_is_refused(self, tmp_path: Path) -> None:
         create_log(LocalObjects(tmp_path / "topic"), pa.schema(list(RECORDS)[:3]), 4, KEY, changelog=True)
         with pytest.raises(ConfigError, match="does not take the stream's columns"):
             Topic(tmp_path)
 
-    def test_of_another_number_of_partitions(self, tmp_path: Path) -> None:
+    def test_another_number_of_partitions_is_refused(self, tmp_path: Path) -> None:
         create_log(LocalObjects(tmp_path / "topic"), RECORDS, 3, KEY, changelog=True)
         with pytest.raises(ConfigError, match="has 3 partitions, but the job asks for 4"):
             Topic(tmp_path)
 
-    def test_of_a_sealed_log(self, topic: Topic, tmp_path: Path) -> None:
+    def test_a_sealed_log_is_refused(self, topic: Topic, tmp_path: Path) -> None:
         LogWriter(topic.objects).seal()
         with pytest.raises(ConfigError, match="sealed"):
             Topic(tmp_path)
 
-    def test_of_records_of_another_job(self, topic: Topic) -> None:
+    def test_records_of_another_job_are_refused(self, topic: Topic) -> None:
         topic.deliver(0, 1, {"0a": 1})
         topic.sink.check_owner(JOB, CHANGELOG)
         for other in ("2" * 32, None):
             with pytest.raises(ConfigError, match="records of another job or sink, 1111"):
                 topic.sink.check_owner(other, CHANGELOG)
 
-    def test_of_records_that_no_job_wrote(self, topic: Topic) -> None:
+    def test_records_that_no_job_wrote_are_refused(self, topic: Topic) -> None:
         schema = LogReader(topic.objects).meta.schema
         row = {"holdfast_deleted": False, "operator": "op", "key": key_of("0a")}
         LogWriter(topic.objects).append({0: pa.table({name: [row.get(name)] for name in schema.names}, schema=schema)})
         with pytest.raises(ConfigError, match="records that no job wrote"):
             topic.sink.check_owner(None, CHANGELOG)
 
-    def test_of_a_topic_that_lost_deliveries(self, topic: Topic) -> None:
+    def test_a_topic_that_lost_deliveries_is_refused(self, topic: Topic) -> None:
         topic.deliver(0, 3, {"0a": 1})
         found = topic.place.open(JOB)
         check_holds("topic", found, {Subtask(0): Epoch(3)})
@@ -267,23 +267,23 @@ class TestRefusals:
             with pytest.raises(Damaged, match="restored from a backup, replaced or emptied"):
                 check_holds("topic", found, delivered)
 
-    def test_of_a_missing_log(self, tmp_path: Path) -> None:
+    def test_a_missing_log_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="no log"):
             LogChangelog(str(tmp_path / "none"), 4).open(JOB)
 
-    def test_of_a_log_with_columns_or_a_key_of_its_own(self, tmp_path: Path) -> None:
+    def test_a_log_with_its_own_columns_or_key_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="given with key"):
             hf.App("job", changelog=hf.Log(tmp_path, key=["operator"]))
 
     @pytest.mark.parametrize("given", ["topic", None, hf.SQLite("x.db", table="t")])
-    def test_of_what_can_hold_no_changelog(self, given: object) -> None:
+    def test_an_object_that_cannot_hold_a_changelog_is_refused(self, given: object) -> None:
         with pytest.raises(ConfigError, match=r"changelog=.* cannot hold the changelog of a job"):
             hf.App("job", changelog=given)  # type: ignore[arg-type]
 
 
 class TestCommands:
     @pytest.mark.parametrize("command", [["compact", "--older-than", "0s"], ["append"]])
-    def test_that_would_change_it_are_refused(
+    def test_commands_that_would_change_the_changelog_are_refused(
         self, topic: Topic, command: list[str], capsys: pytest.CaptureFixture[str]
     ) -> None:
         topic.deliver(0, 1, {"0a": 1})

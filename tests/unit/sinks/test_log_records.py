@@ -84,7 +84,7 @@ def row(epoch: int) -> pa.RecordBatch:
 
 
 class TestRead:
-    def test_of_many_commits_asks_for_them_side_by_side(self) -> None:
+    def test_a_read_of_many_commits_requests_them_concurrently(self) -> None:
         topic = Topic()
         for epoch in range(1, 401):
             topic.deliver(epoch)
@@ -100,7 +100,7 @@ class TestRead:
             topic.deliver(epoch)
         assert topic.epochs() == list(range(1, 20)) and topic.epochs(after=7, through=9) == [8, 9]
 
-    def test_of_the_last_epochs_does_not_look_at_all_commits(self) -> None:
+    def test_a_read_of_the_last_epochs_does_not_open_all_commits(self) -> None:
         topic = Topic()
         for epoch in range(1, 401):
             topic.deliver(epoch)
@@ -203,7 +203,7 @@ class TestCompaction:
         topic.deliver(100, timeline=2)
         assert topic.epochs(history=REWOUND) == [1, 2, 100]
 
-    def test_of_many_small_segments_does_not_wait_until_they_are_large(self) -> None:
+    def test_a_compaction_of_many_small_segments_does_not_wait_until_they_are_large(self) -> None:
         topic = Topic()
         compaction = topic.compaction(segments_max=10, bytes_min=1 << 30)
         for epoch in range(1, 10):

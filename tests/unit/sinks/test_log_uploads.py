@@ -140,7 +140,7 @@ class TestACommit:
         with pytest.raises(Fenced):
             target_of(store, older).deliver_uploaded(output(2, [rows(2)], [None]))
 
-    def test_of_a_changelog_has_each_key_once_with_its_last_change(self) -> None:
+    def test_a_commit_to_a_changelog_has_each_key_once_with_its_last_change(self) -> None:
         store = MemoryObjects()
         create_log(store, SCHEMA.append(pa.field("v", pa.int64())), 2, key=["n"], changelog=True)
         changes = [(1, 10, 0), (2, 20, 0), (3, 30, 1)]
@@ -182,7 +182,7 @@ class TestASweep:
         left = sorted(int(path.split("/")[5]) for path in store.list(f"data/{UPLOADED}"))
         assert left == [4, 5, 50, 106, 107]
 
-    def test_of_a_log_without_uploads_does_nothing(self, store: MemoryObjects) -> None:
+    def test_a_sweep_of_a_log_without_uploads_does_nothing(self, store: MemoryObjects) -> None:
         uploader(store).sweep(JOB, SINK, 1, 0, 101)
         assert store.list("data") == []
 
@@ -216,20 +216,20 @@ class TestLeftovers:
     def commit(self, target: LogTarget, epoch: int, named: str | None) -> None:
         target.deliver_uploaded(output(epoch, [rows(epoch)], [named]))
 
-    def test_of_attempts_that_lost_are_deleted_with_the_commit_of_their_epoch(self) -> None:
+    def test_uploads_of_losing_attempts_are_deleted_with_the_commit_of_their_epoch(self) -> None:
         target, named = target_of(self.store), self.upload(1)
         self.upload(1, "loser")
         self.commit(target, 1, named)
         assert uploaded(self.store) == [(1, "w")] and sorted(visible(self.store)) == [1]
 
-    def test_that_come_late_are_deleted_with_the_next_commit(self) -> None:
+    def test_late_uploads_are_deleted_with_the_next_commit(self) -> None:
         target = target_of(self.store)
         self.commit(target, 1, self.upload(1))
         self.upload(1, "loser")
         self.commit(target, 2, self.upload(2))
         assert uploaded(self.store) == [(1, "w"), (2, "w")] and sorted(visible(self.store)) == [1, 2]
 
-    def test_of_epochs_that_were_given_up_are_deleted(self) -> None:
+    def test_uploads_of_abandoned_epochs_are_deleted(self) -> None:
         target = target_of(self.store)
         self.commit(target, 1, self.upload(1))
         for epoch in (2, 3, 5, 6):
@@ -253,7 +253,7 @@ class TestLeftovers:
         self.commit(target_of(self.store), 3, self.upload(3))
         assert uploaded(self.store) == [(1, "loser"), (1, "w"), (3, "w")] and sorted(visible(self.store)) == [0, 1, 3]
 
-    def test_that_cannot_be_deleted_keep_no_delivery_waiting(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_leftovers_that_cannot_be_deleted_delay_no_delivery(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def refused(path: str) -> None:
             raise Unavailable("refused", next_step="wait")
 

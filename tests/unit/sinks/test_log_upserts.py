@@ -144,7 +144,7 @@ class TestDelivering:
         made.open(JOB, LEFT).deliver(tag(1), [batch])
         assert sorted(records(tmp_path)) == [(False, "a", 1, 5), (True, "b", 2, None)]
 
-    def test_of_several_parts_only_the_last_change_of_a_key_is_delivered(self, tmp_path: Path) -> None:
+    def test_only_the_last_change_of_a_key_in_several_parts_is_delivered(self, tmp_path: Path) -> None:
         """P8: the parts are those of epochs that did not complete."""
         made = sink(tmp_path)
         made.prepare(SCHEMA, KEY)

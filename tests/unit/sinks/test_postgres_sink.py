@@ -445,7 +445,9 @@ class TestAtTheSameTime:
         assert deliver(sink, 1, (1, "ann")) == AlreadyDelivered(tag(1))
         assert place.ask('SELECT users."user", name FROM users') == [(1, "ann")]
 
-    def test_of_two_first_deliveries_one_gets_the_table(self, place: PostgresPlace, others: ThreadPoolExecutor) -> None:
+    def test_only_one_of_two_simultaneous_first_deliveries_gets_the_table(
+        self, place: PostgresPlace, others: ThreadPoolExecutor
+    ) -> None:
         sink = place.sink("users", ("user",))
         sink.prepare(SCHEMA, ("user",))
         started: list[Future[object]] = []

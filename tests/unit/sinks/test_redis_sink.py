@@ -22,9 +22,9 @@ from holdfast.model import Epoch, Generation, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.contract.owners import Claim, Held, Rival
 from holdfast.sinks.contract.target import DELETE, OP, PUT, AlreadyDelivered, Delivered, EpochOutput, Fault, FaultPoint
 from holdfast.sinks.redis import client
-from holdfast.sinks.redis.book import SINK, Book, owner_field, sink_value, tag_field, tag_value
-from holdfast.sinks.redis.script import CHUNK_BYTES, Change, packed
-from holdfast.sinks.redis.server import Server
+from holdfast.sinks.redis.book import SINK, RedisBook, owner_field, sink_value, tag_field, tag_value
+from holdfast.sinks.redis.script import CHUNK_BYTES, BookChange, packed
+from holdfast.sinks.redis.server import ServerFacts
 from holdfast.sinks.redis.sink import Redis
 from holdfast.sinks.redis.target import RedisTarget
 
@@ -67,10 +67,10 @@ class Lost:
     """A connection whose requests do not arrive; a test makes them arrive later."""
 
     def __init__(self, connection: Any) -> None:
-        self.connection, self.changes = connection, list[Change]()
+        self.connection, self.changes = connection, list[BookChange]()
         self.book = connection.book
 
-    def apply(self, change: Change) -> bool:
+    def apply(self, change: BookChange) -> bool:
         self.changes.append(change)
         raise Unavailable("the reply is lost", next_step="nothing")
 
@@ -84,10 +84,10 @@ class Hash:
     def __init__(self) -> None:
         self.fields = dict[bytes, bytes]()
 
-    def book(self) -> Book:
-        return Book("Redis x", dict(self.fields))
+    def book(self) -> RedisBook:
+        return RedisBook("Redis x", dict(self.fields))
 
-    def apply(self, change: Change) -> bool:
+    def apply(self, change: BookChange) -> bool:
         held = {name: self.fields.get(name, b"") for name in change.read}
         if held != change.read or change.fields not in (None, len(self.fields)):
             return False
@@ -194,7 +194,7 @@ class TestColumns:
 class TestOtherJobs:
     OTHER = "6f9b0f6e-0000-4000-8000-000000000002"
 
-    def test_that_delivered_under_the_name_of_the_sink_are_refused(self, keys: RedisKeys) -> None:
+    def test_jobs_that_delivered_under_the_name_of_the_sink_are_refused(self, keys: RedisKeys) -> None:
         keys.sink.open(JOB, LEFT).deliver(tag(1), [batch(ANN)])
         keys.sink.check_owner(JOB, "out")
         keys.sink.check_owner(self.OTHER, "other")
@@ -205,8 +205,8 @@ class TestOtherJobs:
 
     def test_are_found_among_fields_of_other_programs(self) -> None:
         fields = dict.fromkeys([b"x", b"[", b"1", b'["tag"]', b'["tag",1,"out",0]', b"\xff"], b"y")
-        assert Book("redis", fields).another_job(JOB, "out") is None
-        book = Book("redis", {**fields, tag_field(self.OTHER, RIGHT): tag_value(tag(1))})
+        assert RedisBook("redis", fields).another_job(JOB, "out") is None
+        book = RedisBook("redis", {**fields, tag_field(self.OTHER, RIGHT): tag_value(tag(1))})
         assert (book.another_job(JOB, "out"), book.another_job(self.OTHER, "out")) == (self.OTHER, None)
 
 
@@ -234,7 +234,7 @@ class TestSinkOfThePrefix:
         assert keys.sink.open(JOB, LEFT, SECOND).deliver(tag(2), [batch(CAT)]) == Delivered(1)
         assert keys.sink.holding(JOB, "out").rival is None
 
-    def test_of_two_first_deliveries_at_the_same_moment_one_is_refused(self, keys: RedisKeys) -> None:
+    def test_one_of_two_simultaneous_first_deliveries_to_a_prefix_is_refused(self, keys: RedisKeys) -> None:
         first = at("before_commit", lambda: keys.sink.open(JOB, LEFT, FIRST).deliver(tag(1), [batch(ANN)]))
         with pytest.raises(Fenced, match="belongs to sink 'out'"):
             keys.sink.opened(JOB, Writer("else", Subtask(0)), self.THEIRS, first).deliver(tag(1), [batch(BEA)])
@@ -592,7 +592,7 @@ class TestServer:
         self, facts: dict[str, Any], kind: type[HoldfastError], said: str
     ) -> None:
         with pytest.raises(kind, match=said):
-            Server(facts).check("Redis x")
+            ServerFacts(facts).check("Redis x")
 
     @pytest.mark.parametrize(
         ("said", "kind", "what"),
@@ -676,7 +676,7 @@ class TestPlace:
             b'["owner","job","out"]': b'{"v":1,"owner":"a1","generation":5}',
             b'["sink"]': b'{"v":1,"job":"job","sink":"out"}',
         }
-        book = Book("Redis x", fields)
+        book = RedisBook("Redis x", fields)
         assert book.tag_of("job", Writer("out", Subtask(3))) == book.newest("job", "out") == tag(7, 2)
         held = book.held("job", "out")
         assert held is not None and (held.owner, held.generation) == ("a1", 5)

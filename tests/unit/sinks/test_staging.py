@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from holdfast.errors import ConfigError, Damaged
 from holdfast.sinks.contract.target import DELETE, OP, PUT
-from holdfast.sinks.protocol.staging import FEW_ROWS, Part, Stage, decode, encode, last_per_key, staged_schema
+from holdfast.sinks.protocol.staging import FEW_ROWS, Stage, StagedPart, decode, encode, last_per_key, staged_schema
 
 SCHEMA = pa.schema([pa.field("user", pa.int64()), pa.field("name", pa.string())])
 KEY = ("user",)
@@ -18,7 +18,7 @@ def changes(*rows: tuple[int, str | None, int]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema=schema)
 
 
-def rows_in(part: Part | None) -> list[tuple[object, ...]]:
+def rows_in(part: StagedPart | None) -> list[tuple[object, ...]]:
     assert part is not None
     rows = [tuple(row.values()) for batch in decode(part.data) for row in batch.to_pylist()]
     assert part.rows == len(rows)

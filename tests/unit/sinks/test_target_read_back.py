@@ -22,7 +22,7 @@ from holdfast.model import Epoch, RowDigest, Subtask, Tag, Timeline, Writer
 from holdfast.sinks.contract.audited import AuditQuery, Gone, TargetContents
 from holdfast.sinks.contract.sink import Rewinding
 from holdfast.sinks.log.audit import contents
-from holdfast.sinks.protocol.staging import Part, Stage, decode
+from holdfast.sinks.protocol.staging import Stage, StagedPart, decode
 from holdfast.sinks.sql.audit import contents as table_shown
 from holdfast.storage.digests import NOTHING
 from holdfast.storage.local import LocalObjects
@@ -69,7 +69,7 @@ def tag(epoch: int, timeline: int = 1) -> Tag:
     return Tag(Timeline(timeline), Epoch(epoch))
 
 
-def staged(rows: list[tuple[dict[str, Any], bool]], upsert: bool) -> Part | None:
+def staged(rows: list[tuple[dict[str, Any], bool]], upsert: bool) -> StagedPart | None:
     """Return the part; of an upsert stream, those marked are deletes."""
     stage = Stage(SCHEMA, KEY if upsert else None)
     for values, delete in rows:

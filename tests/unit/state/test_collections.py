@@ -189,7 +189,7 @@ class TestTimers:
         assert all(half == sorted(half, key=lambda fired: fired[2]) and half for half in halves)
         assert sorted(name for half in halves for name, _, _ in half) == sorted(names)
 
-    def test_that_fired_leave_no_slots_behind(self) -> None:
+    def test_fired_timers_leave_no_slots_behind(self) -> None:
         worker = Worker()
         for epoch in range(1, 4):
             names = [f"user {epoch}.{number}" for number in range(2_000)]
@@ -210,7 +210,7 @@ class TestTimeToLive:
         assert expire(worker.lists.table, 10) == 1
         assert worker.list_of("a") == [2, 3]
 
-    def test_of_a_row_is_the_same_after_a_restore_and_a_rewind(self) -> None:
+    def test_the_time_to_live_of_a_row_is_the_same_after_a_restore_and_a_rewind(self) -> None:
         worker = Worker()
         worker.append("a", 1, expires=10)
         worker.checkpoint(1)

@@ -12,7 +12,7 @@ from holdfast.state import blocks, changelog, packing
 from holdfast.state.changelog import SegmentHeader, seal, unseal
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.store import Identity, Piece, StateStore
-from holdfast.state.tables.delta import Delta
+from holdfast.state.tables.delta import OperatorDelta
 from holdfast.state.tables.spec import ColumnSpec, TableSpec
 
 JOB, GROUPS = JobUuid("1" * 32), 8
@@ -38,7 +38,9 @@ def sealed(epoch: int, written: list[Write]) -> bytes:
         puts = np.array([value is not None for value in last.values()], dtype=bool)
         values = np.array([value or 0 for value in last.values()], dtype=np.int64)
         deltas.append(
-            Delta(Epoch(epoch), Epoch(epoch - 1), operator, GROUPS, kind.encode([column]), puts, {"value": values})
+            OperatorDelta(
+                Epoch(epoch), Epoch(epoch - 1), operator, GROUPS, kind.encode([column]), puts, {"value": values}
+            )
         )
     return seal(header(epoch, epoch - 1), deltas)
 

@@ -104,14 +104,14 @@ class TestFlushes:
 
 
 class TestRefusals:
-    def test_of_a_part_are_waited_for(self) -> None:
+    def test_a_refused_part_is_retried_after_a_wait(self) -> None:
         store, waited = Watched(), list[float]()
         copies, data = Copies(store, waited.append), data_of(1, 2 * PART_BYTES)
         store.refusals = 3
         copies.put("a", data)
         assert copies.get(ref_of("a", data)) == data and len(waited) == 3
 
-    def test_that_last_leave_the_object_out_and_its_parts_to_the_next_removal(self) -> None:
+    def test_persistent_refusals_omit_the_object_and_leave_its_parts_to_the_next_removal(self) -> None:
         store = Watched()
         copies, data = Copies(store, lambda _: None), data_of(1, PART_BYTES)
         copies.put("kept", b"1")
@@ -124,7 +124,7 @@ class TestRefusals:
         assert len(store.scan(*EVERYTHING)) == 2 and copies.get(ref_of("kept", b"1")) == b"1"
 
     @pytest.mark.parametrize("done", [0, 1])
-    def test_of_a_removal_leave_it_to_the_next_one(self, done: int) -> None:
+    def test_a_refused_removal_is_completed_by_the_next_one(self, done: int) -> None:
         store = Watched()
         copies = Copies(store)
         copies.put("a", b"1")
@@ -169,7 +169,7 @@ class TestAKill:
             assert parts == {ref.path for ref in whole} - {"b"}
 
     @pytest.mark.parametrize("seed", range(3))
-    def test_of_the_process_leaves_objects_that_are_whole_and_few_missing(self, tmp_path: Path, seed: int) -> None:
+    def test_a_kill_of_the_process_leaves_whole_objects_and_few_missing(self, tmp_path: Path, seed: int) -> None:
         command = [sys.executable, "-c", PUTTING, str(tmp_path / "db"), str(Path(__file__).parent)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
@@ -209,7 +209,7 @@ for number in range(1_000):
 
 
 class TestDamage:
-    def test_of_a_file_is_found_and_never_returned(self, tmp_path: Path) -> None:
+    def test_damage_to_a_file_is_detected_and_never_returned(self, tmp_path: Path) -> None:
         path, refs = tmp_path / "db", [numbered(number) for number in range(8)]
         store = RocksKeyValue(path)
         copies = Copies(store)

@@ -19,7 +19,7 @@ from holdfast.state.changelog import SegmentHeader, seal, unseal
 from holdfast.state.evolution import adapted, by_name, declaration, widens, widens_key
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.store import Identity, StateStore
-from holdfast.state.tables.delta import Delta
+from holdfast.state.tables.delta import OperatorDelta
 from holdfast.state.tables.spec import ColumnSpec, TableSpec
 
 GROUPS, JOB = 8, JobUuid("job")
@@ -36,14 +36,14 @@ def spec(*columns: ColumnSpec, key: KeyType = KEY, past: tuple[str, ...] = ()) -
     return TableSpec(1, "totals", key, columns, past)
 
 
-def delta(given: TableSpec, rows: Mapping[int, tuple[float, ...]], epoch: int = 1) -> Delta:
+def delta(given: TableSpec, rows: Mapping[int, tuple[float, ...]], epoch: int = 1) -> OperatorDelta:
     """Return puts of these rows, under the names of the columns."""
     keys = given.key.encode([pa.array(list(rows), given.key.types[0])])
     columns = {
         column.name: np.array([row[at] for row in rows.values()], column.dtype)
         for at, column in enumerate(given.columns)
     }
-    return Delta(Epoch(epoch), Epoch(epoch - 1), 1, GROUPS, keys, np.ones(len(rows), bool), columns)
+    return OperatorDelta(Epoch(epoch), Epoch(epoch - 1), 1, GROUPS, keys, np.ones(len(rows), bool), columns)
 
 
 def header(epoch: int, follows: int) -> SegmentHeader:
@@ -76,39 +76,39 @@ def restored(now: TableSpec, *segments: bytes) -> dict[int, tuple[Any, ...]]:
 
 
 class TestAColumn:
-    def test_that_was_added_later_takes_its_default_in_older_rows(self) -> None:
+    def test_a_column_added_later_takes_its_default_in_older_rows(self) -> None:
         before, now = spec(COUNT), spec(COUNT, ColumnSpec("high.max", INT, -1, late=True))
         assert restored(now, segment(before, {1: (5,)}), segment(now, {2: (6, 7)}, 2)) == {1: (5, -1), 2: (6, 7)}
 
-    def test_that_is_missing_for_another_reason_is_refused(self) -> None:
+    def test_a_column_missing_for_another_reason_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="different columns"):
             restored(spec(COUNT, SEEN), segment(spec(COUNT), {1: (5,)}))
 
-    def test_that_was_removed_is_left_out(self) -> None:
+    def test_a_removed_column_is_omitted(self) -> None:
         before = spec(COUNT, SEEN)
         assert restored(spec(COUNT, past=("low.seen",)), segment(before, {1: (5, 9)})) == {1: (5,)}
         with pytest.raises(ConfigError, match="different columns"):
             restored(spec(COUNT), segment(before, {1: (5, 9)}))
 
-    def test_of_the_same_name_as_a_removed_one_does_not_read_it(self) -> None:
+    def test_a_column_with_the_name_of_a_removed_one_does_not_read_its_values(self) -> None:
         again = replace(COUNT, id="n.count#2", late=True)
         now = spec(again, past=("n.count",))
         assert restored(now, segment(spec(COUNT), {1: (5,), 2: (6,)}), segment(now, {1: (1,)}, 2)) == {1: (1,), 2: (0,)}
 
-    def test_that_was_renamed_keeps_its_values(self) -> None:
+    def test_a_renamed_column_keeps_its_values(self) -> None:
         now = spec(replace(COUNT, name="m.count", id="n.count"))
         assert restored(now, segment(spec(COUNT), {1: (5,)})) == {1: (5,)}
 
-    def test_that_changed_its_place_keeps_its_values(self) -> None:
+    def test_a_column_that_changed_its_position_keeps_its_values(self) -> None:
         assert restored(spec(SEEN, COUNT), segment(spec(COUNT, SEEN), {1: (5, 9)})) == {1: (9, 5)}
 
-    def test_of_a_wider_type_keeps_values_and_knows_where_there_are_none(self) -> None:
+    def test_a_column_of_a_wider_type_keeps_its_values_and_which_are_absent(self) -> None:
         wide = replace(LOW, dtype=INT, default=LARGEST)
         rows = {1: (LARGEST_SMALL, 1), 2: (LARGEST_SMALL, 0), 3: (-4, 2)}
         found = restored(spec(wide, SEEN), segment(spec(LOW, SEEN), rows))
         assert found == {1: (LARGEST_SMALL, 1), 2: (LARGEST, 0), 3: (-4, 2)}
 
-    def test_of_a_narrower_type_is_refused(self) -> None:
+    def test_a_column_of_a_narrower_type_is_refused(self) -> None:
         wide = replace(LOW, dtype=INT, default=LARGEST)
         with pytest.raises(ConfigError, match="different columns"):
             restored(spec(LOW, SEEN), segment(spec(wide, SEEN), {1: (3, 1)}))
@@ -130,7 +130,7 @@ class TestTypesThatWiden:
         assert not widens(np.dtype(narrow), np.dtype(wide))
 
     @pytest.mark.parametrize("wide", [pa.uint64(), pa.int64(), pa.int16()])
-    def test_of_keys_have_the_same_bytes(self, wide: pa.DataType) -> None:
+    def test_widened_key_types_have_the_same_bytes(self, wide: pa.DataType) -> None:
         """uint64 has bytes of its own: its order is not that of the signed types."""
         narrow = pa.uint8()
         values = [pa.array([20], kind) for kind in (narrow, wide)]
@@ -141,7 +141,7 @@ class TestTypesThatWiden:
         st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1, unique=True),
         st.sampled_from([(False,), (True,), (False, False)]),
     )
-    def test_of_keys_move_no_key(self, values: list[int], nullable: tuple[bool, ...]) -> None:
+    def test_widened_key_types_move_no_key(self, values: list[int], nullable: tuple[bool, ...]) -> None:
         def key(kind: pa.DataType) -> KeyType:
             return KeyType(("a", "b")[: len(nullable)], (kind, pa.string())[: len(nullable)], nullable)
 
@@ -149,7 +149,7 @@ class TestTypesThatWiden:
             return key(kind).encode([pa.array(values, kind), pa.array(["x"] * len(values))][: len(nullable)])
 
         old, new = encoded(pa.int32()), encoded(pa.int64())
-        given = Delta(Epoch(1), Epoch(0), 1, GROUPS, old, np.ones(len(values), bool), {})
+        given = OperatorDelta(Epoch(1), Epoch(0), 1, GROUPS, old, np.ones(len(values), bool), {})
         found = adapted(given, TableSpec(1, "totals", key(pa.int64()), ())).keys
         assert found.type == new.type and (found.hashes == new.hashes).all()
         assert found.canonical().equals(new.canonical())

@@ -16,9 +16,9 @@ from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.state.changelog import SegmentHeader, seal, unseal
 from holdfast.state.keys.batch import Keys, KeyType
 from holdfast.state.store import Identity, StateStore
-from holdfast.state.tables.delta import Delta
+from holdfast.state.tables.delta import OperatorDelta
 from holdfast.state.tables.expiry import NOTHING, Through, covered, last_of, range_end
-from holdfast.state.tables.table import ColumnSpec, Table, TableSpec
+from holdfast.state.tables.table import ColumnSpec, StateTable, TableSpec
 
 JOB, WORKER, GROUPS = JobUuid("job"), WorkerId("w"), 8
 KEY = KeyType(("window_end", "user"), (pa.timestamp("us", "UTC"), pa.int64()), unrouted=1)
@@ -57,7 +57,7 @@ class Worker:
         slots = self.table.present()
         self.table.expire(slots[covered(self.table.keys_at(slots), through(last))], through(last))
 
-    def barrier(self, epoch: int, completes: bool = True) -> Delta:
+    def barrier(self, epoch: int, completes: bool = True) -> OperatorDelta:
         self.store.freeze(1, Epoch(epoch), Epoch(self.completed))
         (delta,) = self.store.deltas(Epoch(epoch))
         self.segments[epoch] = seal(header(epoch, self.completed), [delta])
@@ -70,7 +70,7 @@ class Worker:
         return rows_in(self.table)
 
 
-def rows_in(table: Table) -> dict[Row, int]:
+def rows_in(table: StateTable) -> dict[Row, int]:
     slots = table.present()
     ends, users = table.key_columns(slots)
     found = zip(ends.view(pa.int64()).to_pylist(), users.to_pylist(), strict=True)
@@ -106,12 +106,12 @@ class TestExpiry:
         worker.barrier(2)
         assert worker.rows() == restored(2, *worker.segments.values()) == {(10, 2): 7, (5, 3): 7}
 
-    def test_of_what_was_put_before_it_in_the_same_epoch_writes_nothing(self, worker: Worker) -> None:
+    def test_expiry_of_rows_put_in_the_same_epoch_writes_nothing(self, worker: Worker) -> None:
         worker.put(1, (10, 1))
         worker.expire(10)
         assert len(worker.barrier(1)) == 0
 
-    def test_of_an_unfinished_epoch_is_in_the_next_delta(self, worker: Worker) -> None:
+    def test_expiry_in_an_unfinished_epoch_is_in_the_next_delta(self, worker: Worker) -> None:
         worker.put(1, (10, 1), (20, 1))
         worker.barrier(1)
         worker.expire(10)
@@ -159,7 +159,7 @@ class TestExpiry:
         worker.table.drop_vacant()
         assert (len(worker.table), worker.rows()) == (2, {(20, 1): 2, (20, 2): 2})
 
-    def test_of_some_key_groups_leaves_the_others(self, worker: Worker) -> None:
+    def test_expiry_of_some_key_groups_leaves_the_others(self, worker: Worker) -> None:
         rows: list[Row] = [(10, user) for user in range(100)]
         worker.put(1, *rows)
         worker.barrier(1)
@@ -180,14 +180,14 @@ class TestRange:
         if last < (1 << 63) - 1:
             assert keys((last + 1, -(1 << 63))).canonical()[0].as_py() >= end
 
-    def test_of_nothing_covers_no_window(self) -> None:
+    def test_an_empty_range_covers_no_window(self) -> None:
         assert not covered(keys((NOTHING, 1), (0, 2)), through(NOTHING)).any()
 
 
 class TestSegments:
-    def delta(self, ranges: Through, *rows: Row) -> Delta:
+    def delta(self, ranges: Through, *rows: Row) -> OperatorDelta:
         columns = {"count": np.ones(len(rows), np.int64)}
-        return Delta(Epoch(2), Epoch(1), 1, GROUPS, keys(*rows), np.ones(len(rows), bool), columns, ranges)
+        return OperatorDelta(Epoch(2), Epoch(1), 1, GROUPS, keys(*rows), np.ones(len(rows), bool), columns, ranges)
 
     @given(st.lists(st.sampled_from([NOTHING, -5, 0, 7, (1 << 63) - 1]), min_size=GROUPS, max_size=GROUPS), st.data())
     def test_hold_the_ranges_of_the_key_groups_asked_for(self, bounds: list[int], data: st.DataObject) -> None:
@@ -213,7 +213,9 @@ class TestSegments:
             footer: dict[str, Any] = msgspec.msgpack.decode(data[-20 - size : -20])
             return int(footer["version"])
 
-        plain = Delta(Epoch(2), Epoch(1), 1, GROUPS, keys((1, 1)), np.ones(1, bool), {"count": np.ones(1, np.int64)})
+        plain = OperatorDelta(
+            Epoch(2), Epoch(1), 1, GROUPS, keys((1, 1)), np.ones(1, bool), {"count": np.ones(1, np.int64)}
+        )
         assert version(seal(header(2, 1), [plain])) == 1
         assert version(seal(header(2, 1), [self.delta(through(5), (9, 1))])) == 2
 

@@ -22,7 +22,7 @@ from holdfast.state.store import Identity, Piece, StateStore
 from holdfast.state.tables import indexed
 from holdfast.state.tables.expiry import NOTHING, Through, covered
 from holdfast.state.tables.slab import PLAIN, Memory
-from holdfast.state.tables.table import ColumnSpec, Table, TableSpec
+from holdfast.state.tables.table import ColumnSpec, StateTable, TableSpec
 
 pytestmark = pytest.mark.thorough
 
@@ -70,7 +70,7 @@ def keys_of(rows: list[Row]) -> Keys:
     return KEY.encode([pa.array(ends, pa.int64()).view(KEY.types[0]), pa.array(users, pa.utf8())])
 
 
-def rows_in(table: Table) -> Rows:
+def rows_in(table: StateTable) -> Rows:
     slots = table.present()
     ends, users = table.key_columns(slots)
     found = zip(ends.view(pa.int64()).to_pylist(), users.to_pylist(), strict=True)

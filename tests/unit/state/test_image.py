@@ -24,7 +24,7 @@ from holdfast.state.changelog import SegmentHeader, seal
 from holdfast.state.evolution import declaration
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.local import image as images
-from holdfast.state.local.image import Head, Held, Image, Wanted, create, find
+from holdfast.state.local.image import Head, Image, ImageHolders, Wanted, create, find
 from holdfast.state.paging.area import REGION_BYTES
 from holdfast.state.paging.mapped import MappedFiles
 from holdfast.state.paging.private import PrivateFiles
@@ -219,7 +219,7 @@ class TestAnImage:
             image.release()
         assert len(names) > len(files), "some array has got a larger file"
 
-    def test_of_an_epoch_that_the_base_does_not_build_on_is_replaced(self, tmp_path: Path) -> None:
+    def test_an_image_of_an_epoch_outside_the_lineage_of_the_base_is_replaced(self, tmp_path: Path) -> None:
         job = Job(tmp_path / "images", random.Random(0))
         job.close(StateStore(IDENTITY, SPECS, GROUPS, ALL), job.rows)
         job.open()[0].release()
@@ -229,7 +229,7 @@ class TestAnImage:
         image, _ = find(job.folder, Wanted(JOB, ALL, other.declared, other.base, lineage))
         assert image is None and not path.exists()
 
-    def test_that_another_version_of_this_package_has_written_is_replaced(
+    def test_an_image_written_by_another_holdfast_version_is_replaced(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Its records may lie in memory in another way."""
@@ -240,7 +240,7 @@ class TestAnImage:
         image.release()
         (path,) = job.folder.iterdir()
         monkeypatch.setattr("holdfast.state.local.image.sources_digest", lambda: "another version")
-        assert find(job.folder, wanted(job.epoch)) == (None, Held.NO) and not path.exists()
+        assert find(job.folder, wanted(job.epoch)) == (None, ImageHolders.NO) and not path.exists()
         image, store = job.open()
         assert rows_of(store) == job.rows and job.restored == 2
         image.release()
@@ -261,24 +261,24 @@ class TestAnImage:
         image.release()
 
     @pytest.mark.parametrize("later", [wanted(2, (0, 4)), wanted(2, ALL, (NAMES,))], ids=["key groups", "operators"])
-    def test_that_no_task_can_use_any_more_is_removed(self, tmp_path: Path, later: Wanted) -> None:
+    def test_an_image_that_no_task_can_use_is_removed(self, tmp_path: Path, later: Wanted) -> None:
         job = Job(tmp_path / "images", random.Random(0))
         job.close(StateStore(IDENTITY, SPECS, GROUPS, ALL), job.rows)
         image, _ = job.open()
         (path,) = job.folder.iterdir()
-        assert find(job.folder, later) == (None, Held.NO)
+        assert find(job.folder, later) == (None, ImageHolders.NO)
         assert path.exists(), "a task has mapped it"
         image.release()
-        assert find(job.folder, later) == (None, Held.NO)
+        assert find(job.folder, later) == (None, ImageHolders.NO)
         assert not path.exists()
 
-    def test_of_other_key_groups_or_operators_stays(self, tmp_path: Path) -> None:
+    def test_an_image_of_other_key_groups_or_operators_stays(self, tmp_path: Path) -> None:
         job = Job(tmp_path / "images", random.Random(0))
         job.close(StateStore(IDENTITY, SPECS, GROUPS, ALL), job.rows)
         mine = create_folder(job, wanted(1, (0, 4)))
-        assert find(job.folder, wanted(1, (4, 8))) == (None, Held.NO)
+        assert find(job.folder, wanted(1, (4, 8))) == (None, ImageHolders.NO)
         other = TableSpec(3, "others", COUNTS.key, COUNTS.columns)
-        assert find(job.folder, wanted(1, (0, 4), (other,))) == (None, Held.NO)
+        assert find(job.folder, wanted(1, (0, 4), (other,))) == (None, ImageHolders.NO)
         assert mine.exists()
 
 
@@ -364,7 +364,7 @@ class TestDamage:
         job.close(worker, job.change(worker, 3_000))
         return job.renew(None)
 
-    def test_of_any_file_is_found_and_the_image_not_read(self, image: Image) -> None:
+    def test_damage_to_any_file_is_detected_and_the_image_is_not_read(self, image: Image) -> None:
         assert image.head is not None
         image.verify()
         arrays = [array for table in image.head.tables.values() for array in table.arrays.values() if array.size]
@@ -383,7 +383,7 @@ class TestDamage:
         image.verify()
 
     @pytest.mark.parametrize("missing", [False, True])
-    def test_that_made_a_file_shorter_is_found_also_where_it_is_mapped(self, image: Image, missing: bool) -> None:
+    def test_a_shortened_or_missing_image_file_is_detected_even_when_mapped(self, image: Image, missing: bool) -> None:
         assert image.head is not None
         for name in image.head.files:
             whole = (image.path / name).rename(image.path / "aside")
@@ -423,18 +423,18 @@ class TestContinuing:
         image, _ = find(job.folder, rewound)
         assert image is not None and image.path == path and image.head is not None and image.head.content == "hash"
         image.release()
-        assert find(job.folder, replace(rewound, content="another")) == (None, Held.NO) and not path.exists()
+        assert find(job.folder, replace(rewound, content="another")) == (None, ImageHolders.NO) and not path.exists()
 
 
 class TestLocks:
-    def test_of_two_tasks_that_need_the_same_one_changes_it_and_both_map_it(self, tmp_path: Path) -> None:
+    def test_only_one_of_two_tasks_with_the_same_image_changes_it_and_both_map_it(self, tmp_path: Path) -> None:
         job = Job(tmp_path / "images", random.Random(0))
         job.close(StateStore(IDENTITY, SPECS, GROUPS, ALL), job.rows)
         job.open()[0].release()
         job.epoch = 2
         first, _ = find(job.folder, wanted(2))
         assert first is not None and first.alone
-        assert find(job.folder, wanted(2)) == (None, Held.CHANGED), "the other one waits"
+        assert find(job.folder, wanted(2)) == (None, ImageHolders.CHANGED), "the other one waits"
         job.bring_up(first)
         assert first.share()
         second, _ = find(job.folder, wanted(2))
@@ -444,7 +444,7 @@ class TestLocks:
         job = Job(tmp_path / "images", random.Random(0))
         job.close(StateStore(IDENTITY, SPECS, GROUPS, ALL), job.rows)
         zombie, _ = job.open()
-        assert find(job.folder, wanted(2)) == (None, Held.MAPPED)
+        assert find(job.folder, wanted(2)) == (None, ImageHolders.MAPPED)
         mine = create(job.folder, wanted(2))
         assert mine.path != zombie.path
         mine.release()
@@ -472,11 +472,11 @@ sys.stdin.read()
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "changing\n"
-            assert find(folder, wanted(2)) == (None, Held.CHANGED)
+            assert find(folder, wanted(2)) == (None, ImageHolders.CHANGED)
         finally:
             process.send_signal(signal.SIGKILL)
             process.wait()
-        assert find(folder, wanted(2)) == (None, Held.NO)
+        assert find(folder, wanted(2)) == (None, ImageHolders.NO)
         assert not list(folder.iterdir())
 
     def test_a_folder_that_another_process_removes_meanwhile_is_not_taken(self, tmp_path: Path) -> None:
@@ -488,7 +488,7 @@ sys.stdin.read()
         image.remove()
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.close(lock)
-        assert find(job.folder, wanted(1)) == (None, Held.NO)
+        assert find(job.folder, wanted(1)) == (None, ImageHolders.NO)
 
 
 class TestMappedFiles:
@@ -504,7 +504,9 @@ class TestMappedFiles:
         memory.settle()
         memory.close()
 
-    def test_that_cannot_be_mapped_leave_no_descriptor(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_files_that_cannot_be_mapped_leave_no_descriptor(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         def none_left(*_: object) -> None:
             raise OSError(12, "Cannot allocate memory")
 

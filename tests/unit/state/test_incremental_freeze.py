@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 
 from holdfast.model import Epoch
-from holdfast.state.compiled.sources import Input, sources_of
+from holdfast.state.compiled.sources import KernelInput, sources_of
 from holdfast.state.keys.batch import Keys, KeyType
 from holdfast.state.tables import epochs, indexed
 from holdfast.state.tables.kernels.layout import Do
-from holdfast.state.tables.table import ColumnSpec, Table, TableSpec
+from holdfast.state.tables.table import ColumnSpec, StateTable, TableSpec
 
 NONE, ONE, TWO, THREE = (Epoch(number) for number in range(4))
 WINDOW = KeyType(("end", "name"), (pa.int64(), pa.utf8()), unrouted=1)
@@ -28,13 +28,13 @@ def keys(*numbers: int) -> Keys:
     )
 
 
-def put(of: Table, numbers: list[int], count: int) -> None:
+def put(of: StateTable, numbers: list[int], count: int) -> None:
     slots = of.slots(keys(*numbers))
     of.changing(slots)("count")[slots] = count
     of.write(slots, {"note": pa.array([f"{count} times"] * len(numbers))})
 
 
-def rows_of(of: Table, epoch: Epoch) -> dict[str, tuple[int, str] | None]:
+def rows_of(of: StateTable, epoch: Epoch) -> dict[str, tuple[int, str] | None]:
     delta = of.delta(epoch).whole()
     names = WINDOW.decode(delta.keys)[1].to_pylist()
     values = zip(delta.columns["count"].tolist(), delta.columns["note"].to_pylist(), strict=True)
@@ -46,27 +46,27 @@ def named(values: tuple[int, str] | None, *numbers: int) -> dict[str, tuple[int,
 
 
 @pytest.fixture
-def of() -> Table:
+def of() -> StateTable:
     """A table whose first epoch is frozen, and not copied."""
-    made = Table(TableSpec(1, "counts", WINDOW, (COUNT, NOTE)), 4)
+    made = StateTable(TableSpec(1, "counts", WINDOW, (COUNT, NOTE)), 4)
     put(made, list(range(KEYS)), 1)
     made.freeze(ONE, NONE)
     assert made.uncopied
     return made
 
 
-def fold(of: Table, slots: Any) -> None:
-    of.fold(keys(*range(KEYS)), of.program([(Do.COUNT, "count", 0)]), sources_of([Input(None)]))
+def fold(of: StateTable, slots: Any) -> None:
+    of.fold(keys(*range(KEYS)), of.program([(Do.COUNT, "count", 0)]), sources_of([KernelInput(None)]))
 
 
-def expire(of: Table, slots: Any) -> None:
+def expire(of: StateTable, slots: Any) -> None:
     of.expire(slots, np.full(4, 7, np.int64))
 
 
-CHANGES: dict[str, Callable[[Table, Any], object]] = {
+CHANGES: dict[str, Callable[[StateTable, Any], object]] = {
     "a fold": fold,
     "a fold at slots": lambda of, slots: of.fold_at(
-        slots, of.program([(Do.COUNT, "count", 0)]), sources_of([Input(None)])
+        slots, of.program([(Do.COUNT, "count", 0)]), sources_of([KernelInput(None)])
     ),
     "a write of plain values": lambda of, slots: of.changing(slots)("count").fill(9),
     "a write of text": lambda of, slots: of.write(slots, {"note": pa.array(["later"] * KEYS)}),
@@ -78,13 +78,13 @@ CHANGES: dict[str, Callable[[Table, Any], object]] = {
 class TestAFrozenEpoch:
     @pytest.mark.parametrize("copied", [0, 5, KEYS])
     @pytest.mark.parametrize("change", CHANGES)
-    def test_sees_nothing_that_changes_after_the_barrier(self, of: Table, change: str, copied: int) -> None:
+    def test_sees_nothing_that_changes_after_the_barrier(self, of: StateTable, change: str, copied: int) -> None:
         of.advance(copied)
         CHANGES[change](of, of.find(keys(*range(KEYS))))
         assert rows_of(of, ONE) == named((1, "1 times"), *range(KEYS))
 
     @pytest.mark.parametrize("change", CHANGES)
-    def test_is_what_a_rollback_to_it_restores(self, of: Table, change: str) -> None:
+    def test_is_what_a_rollback_to_it_restores(self, of: StateTable, change: str) -> None:
         slots = of.find(keys(*range(KEYS)))
         CHANGES[change](of, slots)
         of.commit(ONE)
@@ -93,7 +93,7 @@ class TestAFrozenEpoch:
         assert of.read("note", slots).to_pylist() == ["1 times"] * KEYS
         assert of.get_committed((7, "user 3")) == {"count": 1, "note": "1 times"}
 
-    def test_joins_the_next_one_if_it_does_not_complete(self, of: Table) -> None:
+    def test_joins_the_next_one_if_it_does_not_complete(self, of: StateTable) -> None:
         put(of, [0, 1], 2)
         of.freeze(TWO, NONE)
         put(of, [1, 2], 3)
@@ -102,7 +102,7 @@ class TestAFrozenEpoch:
         of.freeze(THREE, TWO)
         assert rows_of(of, THREE) == named((3, "3 times"), 1, 2)
 
-    def test_is_dropped_by_a_rollback_to_the_epoch_before(self, of: Table) -> None:
+    def test_is_dropped_by_a_rollback_to_the_epoch_before(self, of: StateTable) -> None:
         put(of, [3], 2)
         assert of.roll_back(NONE) and of.uncopied == 0
         put(of, [4], 5)
@@ -111,7 +111,7 @@ class TestAFrozenEpoch:
 
     def test_keeps_its_keys_while_their_arena_is_compacted(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(indexed, "COMPACTED_FROM", 16)
-        of = Table(TableSpec(1, "counts", WINDOW, (COUNT, NOTE)), 4)
+        of = StateTable(TableSpec(1, "counts", WINDOW, (COUNT, NOTE)), 4)
         of.slots(keys(*range(100, 140)))  # never touched, so they can be dropped
         put(of, list(range(KEYS)), 1)
         of.freeze(ONE, NONE)
@@ -126,7 +126,7 @@ class TestAFrozenEpoch:
     @pytest.mark.parametrize("others", [0, 200])
     def test_is_copied_in_steps_by_sweep_or_by_list(self, others: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(epochs, "LISTED_COPIED", 4)
-        of = Table(TableSpec(1, "counts", WINDOW, (COUNT, NOTE)), 4)
+        of = StateTable(TableSpec(1, "counts", WINDOW, (COUNT, NOTE)), 4)
         of.slots(keys(*range(1_000, 1_000 + others)))
         put(of, list(range(KEYS)), 1)
         of.freeze(ONE, NONE)
@@ -137,13 +137,13 @@ class TestAFrozenEpoch:
         assert sum(looked_at) == KEYS and max(looked_at) == 5
         assert rows_of(of, ONE) == named((1, "1 times"), *range(KEYS))
 
-    def test_counts_as_memory_before_it_is_copied(self, of: Table) -> None:
+    def test_counts_as_memory_before_it_is_copied(self, of: StateTable) -> None:
         before = of.frozen_bytes
         assert before >= KEYS * 8 * of._width
         of.copy_all()
         assert of.frozen_bytes >= before
 
-    def test_is_committed_in_steps(self, of: Table) -> None:
+    def test_is_committed_in_steps(self, of: StateTable) -> None:
         of.commit(ONE)
         assert of.committed_through == ONE and of.uncommitted == KEYS
         put(of, [0, 11], 2)
@@ -155,12 +155,12 @@ class TestAFrozenEpoch:
 
 
 class TestAView:
-    def test_of_a_column_cannot_be_written(self, of: Table) -> None:
+    def test_a_view_of_a_column_cannot_be_written(self, of: StateTable) -> None:
         with pytest.raises(ValueError, match="read-only"):
             of.column("count")[0] = 1
 
 
-def test_a_write_takes_slots_that_cannot_be_written_and_touches_them(of: Table) -> None:
+def test_a_write_takes_slots_that_cannot_be_written_and_touches_them(of: StateTable) -> None:
     slots = pa.array(of.find(keys(3, 5))).to_numpy()
     assert not slots.flags.writeable
     of.write(slots, {"note": pa.array(["a", "b"]), "count": np.array([8, 9])})

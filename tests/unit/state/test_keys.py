@@ -139,7 +139,7 @@ class TestKeys:
             rows[row] for row in picked
         ]
 
-    def test_of_a_sliced_array_are_those_of_the_slice(self) -> None:
+    def test_keys_of_a_sliced_array_are_those_of_the_slice(self) -> None:
         kind = KeyType(("k",), (pa.utf8(),))
         whole = pa.array(["a", "bb", "ccc", "d"])
         assert kind.encode([whole.slice(1, 2)]).canonical().to_pylist() == [b"\x01bb\x00", b"\x01ccc\x00"]
@@ -151,7 +151,7 @@ class TestKeys:
 
 
 class TestHashOfAKey:
-    def test_of_one_plain_integer_is_splitmix64(self) -> None:
+    def test_the_hash_of_one_plain_integer_is_splitmix64(self) -> None:
         for kind in (pa.int8(), pa.int32(), pa.int64(), pa.uint16()):
             keys = KeyType(("k",), (kind,)).encode([pa.array([0, 1, 100], kind)])
             assert keys.hashes.tolist() == splitmix64(np.array([0, 1, 100])).tolist()
@@ -164,13 +164,13 @@ class TestHashOfAKey:
         assert nullable.hashes.tolist() == plain.hashes.tolist()
         assert nullable.ints is None
 
-    def test_of_a_null_integer_is_that_of_its_bytes(self) -> None:
+    def test_the_hash_of_a_null_integer_is_that_of_its_bytes(self) -> None:
         keys = KeyType(("k",), (pa.int64(),), (True,)).encode([pa.array([None, 0], pa.int64())])
         assert keys.hashes.tolist() == [xxhash.xxh3_64_intdigest(b"\x00" * 9), int(splitmix64(np.array([0]))[0])]
 
     @settings(deadline=None)
     @given(st.lists(st.text(LETTERS, max_size=300), min_size=1, max_size=5))
-    def test_of_everything_else_is_xxh3_of_the_bytes(self, texts: list[str]) -> None:
+    def test_the_hash_of_any_other_key_is_xxh3_of_the_bytes(self, texts: list[str]) -> None:
         keys = KeyType(("k",), (pa.utf8(),)).encode([pa.array(texts)])
         assert keys.hashes.tolist() == [xxhash.xxh3_64_intdigest(key) for key in keys.canonical().to_pylist()]
 
@@ -238,7 +238,7 @@ class TestKeyType:
     @pytest.mark.parametrize(
         "kind", [pa.float64(), pa.list_(pa.int64()), pa.struct([("a", pa.int8())]), pa.time32("s")]
     )
-    def test_that_cannot_be_a_key_is_refused(self, kind: pa.DataType) -> None:
+    def test_a_type_that_cannot_be_a_key_is_refused(self, kind: pa.DataType) -> None:
         with pytest.raises(ConfigError, match="cannot be part of a key"):
             KeyType(("k",), (kind,))
 
@@ -280,7 +280,7 @@ class TestCompiledHashes:
 
     @pytest.mark.parametrize("columns", range(2, 17))
     @pytest.mark.parametrize("flags", range(3))
-    def test_of_every_width_are_those_of_the_canonical_bytes(self, columns: int, flags: int) -> None:
+    def test_compiled_hashes_of_every_width_are_those_of_the_canonical_bytes(self, columns: int, flags: int) -> None:
         kinds = [pa.int64()] * columns + [pa.bool_()] * flags
         numbers = [[(i + 1) * 1_234_567_891_234 - n for n in range(3)] for i in range(columns)]
         arrays = [*(pa.array(each) for each in numbers), *([pa.array([True, False, True])] * flags)]

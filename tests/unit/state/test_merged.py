@@ -15,13 +15,13 @@ from merged_pieces import compact
 
 from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.state import blocks, changelog, columns, packing
-from holdfast.state.blocks import BlockReader, Rows
+from holdfast.state.blocks import BlockReader, StateRows
 from holdfast.state.changelog import SegmentHeader, opened, seal
 from holdfast.state.columns import columns_of
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.merged import Chained, compared, merged
 from holdfast.state.packing import packed
-from holdfast.state.tables.delta import Delta
+from holdfast.state.tables.delta import OperatorDelta
 from holdfast.state.tables.expiry import NOTHING
 from holdfast.state.tables.spec import ColumnSpec, TableSpec
 
@@ -92,7 +92,7 @@ def sealed(kind: str, number: int, wrote: Wrote) -> bytes:
         through[list(wrote.through)] = list(wrote.through.values())
     puts = np.array([row is not None for row in wrote.rows.values()], bool)
     keys = encoded(kind, wrote.rows)
-    delta = Delta(Epoch(number), Epoch(number - 1), 7, GROUPS, keys, puts, columns, through)
+    delta = OperatorDelta(Epoch(number), Epoch(number - 1), 7, GROUPS, keys, puts, columns, through)
     return seal(header(number, number - 1), [delta])
 
 
@@ -125,7 +125,7 @@ def readers(pieces: Iterable[tuple[bytes, tuple[int, int]]]) -> list[BlockReader
     return [BlockReader(each.file, block, span) for each, span in found for block in each.blocks]
 
 
-def state_of(parts: Iterable[Rows]) -> State:
+def state_of(parts: Iterable[StateRows]) -> State:
     """Return the rows as a state; their order is checked."""
     found: State = {}
     places = []

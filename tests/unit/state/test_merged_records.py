@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.tables.kernels.layout import Do
 from holdfast.state.tables.spec import ColumnSpec, TableSpec
-from holdfast.state.tables.table import Table
+from holdfast.state.tables.table import StateTable
 
 KEY = KeyType(("k",), (pa.int64(),))
 LIMITS = np.iinfo(np.int64)
@@ -34,9 +34,9 @@ SPEC = TableSpec(1, "merged", KEY, COLUMN_SPECS)
 ROWS = st.lists(st.tuples(st.integers(0, 4), st.integers(-120, 120)), min_size=1, max_size=600)
 
 
-def filled(values: np.ndarray[Any, Any]) -> tuple[Table, np.ndarray[Any, Any]]:
+def filled(values: np.ndarray[Any, Any]) -> tuple[StateTable, np.ndarray[Any, Any]]:
     """Return a table with a record per value, and their slots."""
-    table = Table(SPEC, 4)
+    table = StateTable(SPEC, 4)
     slots = table.slots(KEY.from_ints(np.arange(values.size)))
     column = table.changing(slots)
     for name, (_, kind, _, _) in COLUMNS.items():

@@ -17,7 +17,7 @@ from holdfast.state.tables import ordered
 from holdfast.state.tables.ordered import BY_KEY
 from holdfast.state.tables.slab import Slab
 from holdfast.state.tables.spec import ColumnSpec, TableSpec
-from holdfast.state.tables.table import Table
+from holdfast.state.tables.table import StateTable
 
 AT = ColumnSpec("at", np.dtype(np.int64), -1)
 GROUPS = 4
@@ -67,7 +67,7 @@ def encoded(kind: KeyType, rows: list[Row]) -> Keys:
     return kind.encode([pa.array(column, type_) for column, type_ in zip(columns, kind.types, strict=True)])
 
 
-def rows_at(table: Table, slots: Any) -> list[Row]:
+def rows_at(table: StateTable, slots: Any) -> list[Row]:
     return list(zip(*(column.to_pylist() for column in table.key_columns(slots)), strict=True))
 
 
@@ -80,7 +80,7 @@ class Checked:
 
     def __init__(self, kind: KeyType) -> None:
         self.kind, self.rows = kind, dict[Row, int]()
-        self.table = Table(TableSpec(1, "rows", kind, (AT,), orders=(BY_KEY, AT.name)), GROUPS)
+        self.table = StateTable(TableSpec(1, "rows", kind, (AT,), orders=(BY_KEY, AT.name)), GROUPS)
 
     def put(self, rows: list[Row], times: list[int]) -> None:
         slots = self.table.slots(encoded(self.kind, rows))
@@ -160,7 +160,7 @@ class TestOrderedIndex:
         assert found.counts.tolist() == [2, 0, 3, 0, 7]
         assert [number for _, number in rows_at(checked.table, found.slots)] == [6, 5, 48, 47, 46, *range(6, -1, -1)]
 
-    def test_that_grew_and_was_emptied_is_rebuilt_small(self) -> None:
+    def test_an_ordered_index_that_grew_and_was_emptied_is_rebuilt_small(self) -> None:
         checked, size = Checked(KINDS["text"]), 20_000
         rows = [(f"user {number % 8_000}", number) for number in range(size)]
         checked.put(rows, list(range(size)))
@@ -190,7 +190,7 @@ class TestOrderedIndex:
 
     def test_finds_windows_that_are_over_and_follows_their_expiry(self) -> None:
         kind = KeyType(("end", "k"), (pa.timestamp("us", "UTC"), pa.utf8()), unrouted=1)
-        table = Table(TableSpec(1, "windows", kind, (AT,), orders=(BY_KEY,)), GROUPS)
+        table = StateTable(TableSpec(1, "windows", kind, (AT,), orders=(BY_KEY,)), GROUPS)
         ends, names = [30, 10, 20, 10], ["a", "b", "a", "a"]
         table.touch(table.slots(kind.encode([pa.array(ends).view(kind.types[0]), pa.array(names)])))
         table.freeze(Epoch(1), Epoch(0))

@@ -48,7 +48,7 @@ class TestOrder:
         assert order is not None
         assert arrived(np.array([1, 2, 3]), order).tolist() == [3, 1, 2]
 
-    def test_of_a_large_array_is_by_larger_places_but_not_beyond_a_unit(self) -> None:
+    def test_large_arrays_are_ordered_by_larger_places_but_not_beyond_a_unit(self) -> None:
         assert places_of(np.array([4_095, 4_096, 8_192])).tolist() == [0, 1, 2]
         assert places_of(np.array([0, 1 << 30])).tolist() == [0, (1 << 30) >> 15]
         assert places_of(np.array([0, 1 << 50])).tolist() == [0, (1 << 50) // UNIT_BYTES]
@@ -81,7 +81,7 @@ class TestParts:
                 assert int(reached.max() + size - 1) // UNIT_BYTES in asked
             memory.asked.clear()
 
-    def test_of_memory_without_a_budget_are_all_rows_as_they_are(self, offsets: NDArray[np.int64]) -> None:
+    def test_without_a_budget_the_rows_are_one_part(self, offsets: NDArray[np.int64]) -> None:
         assert list(parts(PLAIN, Reached(7, offsets, RECORD, write=True))) == [slice(0, offsets.size)]
         assert list(parts(PLAIN, Reached(7, offsets[:0], RECORD, write=True))) == []
 

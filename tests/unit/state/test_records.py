@@ -17,7 +17,7 @@ from holdfast.state.changelog import SegmentHeader, seal
 from holdfast.state.evolution import by_name
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.records import DELETED, RECORDS, deltas_in, places_of, records_of
-from holdfast.state.tables.delta import Delta
+from holdfast.state.tables.delta import OperatorDelta
 from holdfast.state.tables.spec import ColumnSpec, TableSpec
 from holdfast.state.tables.values import arrow
 
@@ -68,11 +68,11 @@ ROWS: dict[int, tuple[list[list[Any]], list[bool], dict[str, Any]]] = {
 }
 
 
-def delta(number: int, key: KeyType | None = None) -> Delta:
+def delta(number: int, key: KeyType | None = None) -> OperatorDelta:
     columns, puts, values = ROWS[number]
     kind = key or SPECS[number].key
     keys = kind.encode([pa.array(each, kind) for each, kind in zip(columns, kind.types, strict=True)])
-    return Delta(EPOCH, BEFORE, number, COUNT, keys, np.array(puts), dict(values))
+    return OperatorDelta(EPOCH, BEFORE, number, COUNT, keys, np.array(puts), dict(values))
 
 
 def header() -> SegmentHeader:
@@ -86,7 +86,7 @@ def stored(data: bytes) -> pa.RecordBatch:
     return _marked(records)
 
 
-def rows(deltas: Iterator[Delta]) -> dict[tuple[Any, ...], Any]:
+def rows(deltas: Iterator[OperatorDelta]) -> dict[tuple[Any, ...], Any]:
     """Return values by (operator, key), None for a delete; floats as their bits."""
     found: dict[tuple[Any, ...], Any] = {}
     for each in deltas:
@@ -133,13 +133,13 @@ class TestRecords:
             found |= part
         assert found == wanted()
 
-    def test_of_operators_that_the_code_no_longer_has_are_left_out(self) -> None:
+    def test_records_of_operators_removed_from_the_code_are_skipped(self) -> None:
         found = rows(deltas_in(everything(), {2: SPECS[2]}, WHOLE, COUNT, EPOCH))
         assert found == {key: values for key, values in wanted().items() if key[0] == 2}
 
-    def test_of_two_declarations_may_be_mixed(self) -> None:
+    def test_records_of_two_declarations_may_be_mixed(self) -> None:
         narrow = TableSpec(1, "numbers", KeyType(("n",), (pa.int32(),)), SPECS[1].columns)
-        old = Delta(
+        old = OperatorDelta(
             EPOCH,
             BEFORE,
             1,
@@ -154,11 +154,11 @@ class TestRecords:
         only_ones = {key: values for key, values in wanted().items() if key[0] == 1}
         assert found == only_ones | {(1, 8): {"count": 1, "mean": half}, (1, 9): None}
 
-    def test_of_a_large_segment_come_in_parts(self) -> None:
+    def test_records_of_a_large_segment_are_returned_in_parts(self) -> None:
         many = np.arange(100_000)
         keys = SPECS[1].key.encode([pa.array(many)])
         columns = {"count": many, "mean": many / 2}
-        segment = seal(header(), [Delta(EPOCH, BEFORE, 1, COUNT, keys, np.ones(many.size, bool), columns)])
+        segment = seal(header(), [OperatorDelta(EPOCH, BEFORE, 1, COUNT, keys, np.ones(many.size, bool), columns)])
         parts = [rows(deltas_in(_marked(part), SPECS, WHOLE, COUNT, EPOCH)) for part in records_of(segment, NAMES)]
         assert len(parts) > 1 and sum(map(len, parts)) == many.size
         found = {key[1]: values["count"] for part in parts for key, values in part.items()}

@@ -15,14 +15,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from oracle_table import NumpyTable
 
 from holdfast.model import Epoch
-from holdfast.state.compiled.sources import Input, sources_of
+from holdfast.state.compiled.sources import KernelInput, sources_of
 from holdfast.state.keys.batch import Keys, KeyType
 from holdfast.state.tables import epochs, indexed, placing
-from holdfast.state.tables.delta import Delta
+from holdfast.state.tables.delta import OperatorDelta
 from holdfast.state.tables.kernels.layout import Control, Do
 from holdfast.state.tables.slab import Memory
 from holdfast.state.tables.spec import Columns, ColumnSpec, TableSpec, Values
-from holdfast.state.tables.table import Table
+from holdfast.state.tables.table import StateTable
 
 GROUPS = 4
 TIME = pa.timestamp("us", "UTC")
@@ -107,7 +107,7 @@ def _comparable(value: Any) -> Any:
     return "nan" if isinstance(value, float) and math.isnan(value) else value
 
 
-def delta_of(delta: Delta) -> tuple[Any, ...]:
+def delta_of(delta: OperatorDelta) -> tuple[Any, ...]:
     puts = dict(zip(delta.keys.canonical().to_pylist(), delta.puts.tolist(), strict=True))
     through = None if delta.through is None else delta.through.tolist()
     return delta.epoch, delta.follows, puts, rows_of(delta.keys, delta.columns), through
@@ -130,7 +130,7 @@ class Tables(RuleBasedStateMachine):
     def start(self, kind: str, mask: int, memory: Memory) -> None:
         self.kind = KINDS[kind]
         spec = TableSpec(1, kind, self.kind, COLUMNS)
-        self.table, self.oracle = Table(spec, GROUPS, memory=memory), NumpyTable(spec, GROUPS)
+        self.table, self.oracle = StateTable(spec, GROUPS, memory=memory), NumpyTable(spec, GROUPS)
         self.table._control[Control.MASK] &= mask
         self.mask = int(self.table._control[Control.MASK])
         self.steps = self.table.program(
@@ -151,7 +151,12 @@ class Tables(RuleBasedStateMachine):
     def fold(self, numbers: list[int], values: list[int | None], at_slots: bool) -> None:
         keys, low = encoded(self.kind, numbers), pa.array(values[: len(numbers)], pa.int16())
         whole = low.fill_null(-999).to_numpy().astype(np.int64)
-        kept = [Input(whole, low), Input(whole.astype(np.float64), low), Input(np.ones_like(whole)), Input(None)]
+        kept = [
+            KernelInput(whole, low),
+            KernelInput(whole.astype(np.float64), low),
+            KernelInput(np.ones_like(whole)),
+            KernelInput(None),
+        ]
         inputs = sources_of(kept)
         if at_slots:
             self.table.fold_at(self.table.slots(keys), self.steps, inputs)
@@ -264,7 +269,7 @@ class Tables(RuleBasedStateMachine):
             columns[column.name] = values_of(column, [known[number % len(known)] for number in numbers])
         self.newest = Epoch(self.newest + 1)
         put = np.array(puts[: len(numbers)])
-        delta = Delta(self.newest, Epoch(self.newest - 1), 1, GROUPS, keys, put, columns)
+        delta = OperatorDelta(self.newest, Epoch(self.newest - 1), 1, GROUPS, keys, put, columns)
         for table in self.both:
             table.absorb(delta)
             table.committed_through = self.newest

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from holdfast.errors import Damaged
 from holdfast.model import Epoch, Generation, JobUuid, Timeline, WorkerId
 from holdfast.state import blocks, changelog, packing
-from holdfast.state.changelog import SegmentHeader, Writer, opened, seal, unseal, write_as
+from holdfast.state.changelog import SegmentHeader, SegmentWriter, opened, seal, unseal, write_as
 from holdfast.state.keys.batch import KeyType
 from holdfast.state.segmentrows import batch_of
-from holdfast.state.tables.delta import Delta
+from holdfast.state.tables.delta import OperatorDelta
 
 HEADER = SegmentHeader(JobUuid("job"), Generation(3), Timeline(1), Epoch(7), Epoch(5), WorkerId("w1"))
 OTHER = JobUuid("other"), Generation(0), Timeline(2)
@@ -51,13 +51,13 @@ values = st.tuples(
 )
 
 
-def delta_of(operator: int, rows: dict[tuple[Any, ...], Row], key_groups: int = 16) -> Delta:
+def delta_of(operator: int, rows: dict[tuple[Any, ...], Row], key_groups: int = 16) -> OperatorDelta:
     kind = KINDS[operator]
     columns = zip(*rows, strict=True) if rows else [()] * len(kind.types)
     keys = kind.encode([pa.array(column, type_) for column, type_ in zip(columns, kind.types, strict=True)])
     puts, counts, levels, flags = (np.array([row[at] for row in rows.values()]) for at in range(4))
     notes, blobs, sizes = ([row[at] for row in rows.values()] for at in range(4, 7))
-    return Delta(
+    return OperatorDelta(
         Epoch(7),
         Epoch(5),
         operator,
@@ -75,7 +75,7 @@ def delta_of(operator: int, rows: dict[tuple[Any, ...], Row], key_groups: int = 
     )
 
 
-def rows_of(delta: Delta) -> list[tuple[bytes, Row]]:
+def rows_of(delta: OperatorDelta) -> list[tuple[bytes, Row]]:
     parts = (delta.puts, *delta.columns.values())
     return list(
         zip(delta.keys.canonical().to_pylist(), zip(*(part.tolist() for part in parts), strict=True), strict=True)
@@ -83,7 +83,7 @@ def rows_of(delta: Delta) -> list[tuple[bytes, Row]]:
 
 
 @st.composite
-def deltas(draw: st.DrawFn) -> list[Delta]:
+def deltas(draw: st.DrawFn) -> list[OperatorDelta]:
     """One delta for some of the operators."""
     operators = draw(st.lists(st.sampled_from(sorted(KINDS)), unique=True))
     return [delta_of(operator, draw(st.dictionaries(CELLS[operator], values, max_size=6))) for operator in operators]
@@ -92,7 +92,7 @@ def deltas(draw: st.DrawFn) -> list[Delta]:
 class TestSegment:
     @settings(deadline=None)
     @given(deltas())
-    def test_holds_what_was_sealed_in_order_of_key_group_and_key(self, given: list[Delta]) -> None:
+    def test_holds_what_was_sealed_in_order_of_key_group_and_key(self, given: list[OperatorDelta]) -> None:
         header, read = unseal(seal(HEADER, given))
         assert header == HEADER
         expected = {delta.operator: delta for delta in given if len(delta)}
@@ -115,7 +115,7 @@ class TestSegment:
         st.tuples(st.integers(0, 16), st.integers(0, 16)).map(sorted),
     )
     def test_in_parts_has_the_rows_of_the_whole(
-        self, given: list[Delta], rows_max: int, batch_bytes: int, packed: bool, at_once: int, groups: list[int]
+        self, given: list[OperatorDelta], rows_max: int, batch_bytes: int, packed: bool, at_once: int, groups: list[int]
     ) -> None:
         key_groups, whole = (groups[0], groups[1]), unseal(seal(HEADER, given), (groups[0], groups[1]))[1]
         with pytest.MonkeyPatch.context() as patched:
@@ -134,7 +134,7 @@ class TestSegment:
 
     @settings(deadline=None)
     @given(deltas(), st.integers(0, 16), st.integers(0, 16))
-    def test_gives_out_the_key_groups_asked_for(self, given: list[Delta], one: int, other: int) -> None:
+    def test_gives_out_the_key_groups_asked_for(self, given: list[OperatorDelta], one: int, other: int) -> None:
         first, end = sorted((one, other))
         _, read = unseal(seal(HEADER, given), (first, end))
         found = {(delta.operator, *row) for delta in read for row in rows_of(delta)}
@@ -147,7 +147,7 @@ class TestSegment:
 
     @settings(deadline=None)
     @given(deltas())
-    def test_written_as_one_of_another_job_differs_in_its_header_alone(self, given: list[Delta]) -> None:
+    def test_written_as_one_of_another_job_differs_in_its_header_alone(self, given: list[OperatorDelta]) -> None:
         into = io.BytesIO()
         read = write_as(seal(HEADER, given), *OTHER, into)
         other = replace(HEADER, job_uuid=OTHER[0], generation=OTHER[1], timeline=OTHER[2])
@@ -192,7 +192,7 @@ class TestDamage:
         ],
     )
 
-    def test_of_any_single_byte_is_found(self) -> None:
+    def test_damage_to_any_single_byte_is_detected(self) -> None:
         for position in range(len(self.DATA)):
             for flip in (0x01, 0x80, 0xFF):
                 data = bytearray(self.DATA)
@@ -230,7 +230,7 @@ class TestWriter:
             raise OSError(28, "No space left on device")
 
         into = Closing()
-        with pytest.raises(OSError, match="No space"), Writer(into, HEADER) as writer:
+        with pytest.raises(OSError, match="No space"), SegmentWriter(into, HEADER) as writer:
             writer.block(1, KINDS[1], 16, batches())
         into.closed = True
         del writer
@@ -248,7 +248,7 @@ class TestPacking:
             "small": rows.astype(np.int32),
         }
         keys, puts = KINDS[1].from_ints(rows), np.ones(rows.size, bool)
-        data = seal(HEADER, [Delta(Epoch(7), Epoch(5), 1, 2, keys, puts, columns)])
+        data = seal(HEADER, [OperatorDelta(Epoch(7), Epoch(5), 1, 2, keys, puts, columns)])
         [block] = opened(data).blocks
         assert block.packed == ("key", "sum")
         [read] = unseal(data)[1]

@@ -164,12 +164,12 @@ class TestRestore:
         expected = sorted(owned_numbers((2, 3)) + owned_numbers((5, 6)))
         assert sorted(table.key_columns(table.present())[0].to_pylist()) == expected
 
-    def test_of_another_jobs_segment_is_damage(self) -> None:
+    def test_a_restore_of_another_jobs_segment_is_damage(self) -> None:
         header = SegmentHeader(JobUuid("another"), Generation(1), Timeline(1), Epoch(1), Epoch(0), WorkerId("w"))
         with pytest.raises(Damaged, match="belongs to job another"):
             Worker().store.restore(Epoch(1), [seal(header, [])])
 
-    def test_of_state_with_other_columns_is_refused(self) -> None:
+    def test_a_restore_of_state_with_other_columns_is_refused(self) -> None:
         worker = Worker()
         worker.add(1, 1)
         worker.close_epoch(1)

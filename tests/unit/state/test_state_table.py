@@ -11,8 +11,8 @@ import pytest
 from holdfast.errors import ConfigError
 from holdfast.model import Epoch
 from holdfast.state.keys.batch import Keys, KeyType
-from holdfast.state.tables.delta import Delta
-from holdfast.state.tables.table import ColumnSpec, Table, TableSpec
+from holdfast.state.tables.delta import OperatorDelta
+from holdfast.state.tables.table import ColumnSpec, StateTable, TableSpec
 
 KEY = KeyType(("k",), (pa.int64(),))
 SPEC = TableSpec(1, "counts", KEY, (ColumnSpec("count", np.dtype(np.int64)), ColumnSpec("low", np.dtype(float), 9.5)))
@@ -24,46 +24,46 @@ def keys(*numbers: int) -> Keys:
     return KEY.encode([pa.array(numbers, pa.int64())])
 
 
-def count(table: Table, *numbers: int) -> None:
+def count(table: StateTable, *numbers: int) -> None:
     slots = table.slots(keys(*numbers))
     np.add.at(table.changing(slots)("count"), slots, 1)
 
 
-def delete(table: Table, *numbers: int) -> None:
+def delete(table: StateTable, *numbers: int) -> None:
     table.delete(table.slots(keys(*numbers)))
 
 
-def counts(table: Table, *numbers: int) -> list[int]:
+def counts(table: StateTable, *numbers: int) -> list[int]:
     slots = table.slots(keys(*numbers))
     values: list[int] = table.column("count")[slots].tolist()
     return values
 
 
-def rows_of(delta: Delta) -> dict[int, int | None]:
+def rows_of(delta: OperatorDelta) -> dict[int, int | None]:
     assert delta.keys.ints is not None
     values = zip(delta.keys.ints.tolist(), delta.puts.tolist(), delta.columns["count"].tolist(), strict=True)
     return {key: value if put else None for key, put, value in values}
 
 
 @pytest.fixture
-def table() -> Table:
-    return Table(SPEC, 128)
+def table() -> StateTable:
+    return StateTable(SPEC, 128)
 
 
 class TestTable:
-    def test_starts_every_key_absent_with_the_defaults(self, table: Table) -> None:
+    def test_starts_every_key_absent_with_the_defaults(self, table: StateTable) -> None:
         slots = table.slots(keys(5, 6))
         assert table.is_present(slots).tolist() == [False, False]
         assert table.column("low")[slots].tolist() == [9.5, 9.5]
 
-    def test_counts_a_key_as_often_as_it_occurs(self, table: Table) -> None:
+    def test_counts_a_key_as_often_as_it_occurs(self, table: StateTable) -> None:
         count(table, 5, 6, 5, 5)
         assert counts(table, 5, 6) == [3, 1]
 
-    def test_returns_the_keys_of_slots(self, table: Table) -> None:
+    def test_returns_the_keys_of_slots(self, table: StateTable) -> None:
         assert table.key_columns(table.slots(keys(7, -1, 7)))[0].to_pylist() == [7, -1, 7]
 
-    def test_lists_what_changed_since_the_barrier_once_each(self, table: Table) -> None:
+    def test_lists_what_changed_since_the_barrier_once_each(self, table: StateTable) -> None:
         count(table, 5, 6, 5)
         count(table, 5, 7)
         delete(table, 6, 8)
@@ -71,20 +71,20 @@ class TestTable:
         table.freeze(ONE, NONE)
         assert table.changed().size == 0
 
-    def test_starts_a_deleted_key_anew(self, table: Table) -> None:
+    def test_starts_a_deleted_key_anew(self, table: StateTable) -> None:
         count(table, 5, 5)
         delete(table, 5)
         assert table.is_present(table.slots(keys(5))).tolist() == [False]
         count(table, 5)
         assert counts(table, 5) == [1]
 
-    def test_lists_present_keys(self, table: Table) -> None:
+    def test_lists_present_keys(self, table: StateTable) -> None:
         count(table, 1, 2, 3)
         delete(table, 2)
         assert table.key_columns(table.present())[0].to_pylist() == [1, 3]
 
     def test_keeps_its_values_beyond_the_room_reserved_for_it(self) -> None:
-        table = Table(SPEC, 128)
+        table = StateTable(SPEC, 128)
         for slab in (table._records, table._committed_values, table._opened):
             slab._reserved = 0
         count(table, *range(300))
@@ -94,9 +94,9 @@ class TestTable:
         assert counts(table, *range(298, 302)) == [2, 2, 1, 1]
         assert [table.get_committed((number,)) for number in (299, 300)] == [{"count": 1, "low": 9.5}, None]
 
-    def test_of_long_and_similar_texts_tells_them_apart(self) -> None:
+    def test_a_table_of_long_and_similar_texts_distinguishes_them(self) -> None:
         kind = KeyType(("k",), (pa.utf8(),))
-        table = Table(TableSpec(1, "texts", kind, SPEC.columns), 128)
+        table = StateTable(TableSpec(1, "texts", kind, SPEC.columns), 128)
         texts = [stem + tail for stem in ("", "x" * 7, "x" * 8, "x" * 40) for tail in ("", "a", "b")]
         slots = table.slots(kind.encode([pa.array(texts * 2)]))
         assert len(set(slots.tolist())) == len(texts)
@@ -104,26 +104,26 @@ class TestTable:
 
 
 class TestFreeze:
-    def test_holds_the_values_of_the_barrier(self, table: Table) -> None:
+    def test_holds_the_values_of_the_barrier(self, table: StateTable) -> None:
         count(table, 5, 6)
         table.freeze(ONE, NONE)
         count(table, 5, 7)
         assert rows_of(table.delta(ONE).whole()) == {5: 1, 6: 1}
 
-    def test_says_which_keys_are_gone(self, table: Table) -> None:
+    def test_says_which_keys_are_gone(self, table: StateTable) -> None:
         count(table, 5, 6)
         table.freeze(ONE, NONE)
         delete(table, 5)
         table.freeze(TWO, ONE)
         assert rows_of(table.delta(TWO).whole()) == {5: None}
 
-    def test_leaves_out_keys_that_came_and_went(self, table: Table) -> None:
+    def test_leaves_out_keys_that_came_and_went(self, table: StateTable) -> None:
         count(table, 5)
         delete(table, 5)
         table.freeze(ONE, NONE)
         assert rows_of(table.delta(ONE).whole()) == {}
 
-    def test_takes_the_keys_of_an_unfinished_epoch_along(self, table: Table) -> None:
+    def test_takes_the_keys_of_an_unfinished_epoch_along(self, table: StateTable) -> None:
         count(table, 5, 6)
         table.freeze(ONE, NONE)
         count(table, 6, 7)
@@ -131,14 +131,14 @@ class TestFreeze:
         assert rows_of(table.delta(TWO).whole()) == {5: 1, 6: 2, 7: 1}
         assert table.delta(TWO).follows == NONE
 
-    def test_keeps_the_deletion_of_a_key_that_only_an_unfinished_epoch_knew(self, table: Table) -> None:
+    def test_keeps_the_deletion_of_a_key_that_only_an_unfinished_epoch_knew(self, table: StateTable) -> None:
         count(table, 5)
         table.freeze(ONE, NONE)
         delete(table, 5)
         table.freeze(TWO, NONE)
         assert rows_of(table.delta(TWO).whole()) == {5: None}
 
-    def test_takes_nothing_along_from_a_committed_epoch(self, table: Table) -> None:
+    def test_takes_nothing_along_from_a_committed_epoch(self, table: StateTable) -> None:
         count(table, 5)
         table.freeze(ONE, NONE)
         count(table, 6)
@@ -146,20 +146,20 @@ class TestFreeze:
         assert rows_of(table.delta(TWO).whole()) == {6: 1}
         assert table.delta(TWO).follows == ONE
 
-    def test_gives_arrays_that_cannot_be_written(self, table: Table) -> None:
+    def test_gives_arrays_that_cannot_be_written(self, table: StateTable) -> None:
         count(table, 5)
         table.freeze(ONE, NONE)
         with pytest.raises(ValueError, match="read-only"):
             table.delta(ONE).whole().columns["count"][0] = 7
 
-    def test_refuses_an_epoch_that_is_not_newer(self, table: Table) -> None:
+    def test_refuses_an_epoch_that_is_not_newer(self, table: StateTable) -> None:
         table.freeze(TWO, NONE)
         with pytest.raises(AssertionError, match="increase"):
             table.freeze(TWO, NONE)
 
 
 class TestCommit:
-    def test_shows_frozen_values_to_readers_of_committed_state(self, table: Table) -> None:
+    def test_shows_frozen_values_to_readers_of_committed_state(self, table: StateTable) -> None:
         count(table, 5)
         table.freeze(ONE, NONE)
         count(table, 5)
@@ -167,7 +167,7 @@ class TestCommit:
         table.commit(ONE)
         assert table.get_committed((5,)) == {"count": 1, "low": 9.5}
 
-    def test_may_be_repeated(self, table: Table) -> None:
+    def test_may_be_repeated(self, table: StateTable) -> None:
         count(table, 5)
         table.freeze(ONE, NONE)
         table.commit(ONE)
@@ -176,7 +176,7 @@ class TestCommit:
         table.commit(ONE)
         assert table.get_committed((5,)) == {"count": 1, "low": 9.5}
 
-    def test_of_an_epoch_that_never_froze_here_stops_the_worker(self, table: Table) -> None:
+    def test_a_commit_of_an_epoch_that_was_never_frozen_stops_the_worker(self, table: StateTable) -> None:
         count(table, 5)
         table.freeze(ONE, NONE)
         with pytest.raises(AssertionError, match="never froze"):
@@ -184,7 +184,7 @@ class TestCommit:
 
 
 class TestRollBack:
-    def test_returns_to_the_values_of_the_base(self, table: Table) -> None:
+    def test_returns_to_the_values_of_the_base(self, table: StateTable) -> None:
         count(table, 5, 6)
         table.freeze(ONE, NONE)
         count(table, 5, 7)
@@ -193,13 +193,13 @@ class TestRollBack:
         assert counts(table, 5, 6, 7) == [1, 1, 0]
         assert table.is_present(table.slots(keys(5, 6, 7))).tolist() == [True, True, False]
 
-    def test_commits_the_base_if_it_is_only_frozen(self, table: Table) -> None:
+    def test_commits_the_base_if_it_is_only_frozen(self, table: StateTable) -> None:
         count(table, 5)
         table.freeze(ONE, NONE)
         assert table.roll_back(ONE)
         assert table.get_committed((5,)) == {"count": 1, "low": 9.5}
 
-    def test_undoes_unfinished_epochs(self, table: Table) -> None:
+    def test_undoes_unfinished_epochs(self, table: StateTable) -> None:
         count(table, 5)
         table.freeze(ONE, NONE)
         count(table, 5)
@@ -209,7 +209,7 @@ class TestRollBack:
         assert table.roll_back(ONE)
         assert counts(table, 5, 6) == [1, 0]
 
-    def test_makes_a_key_born_later_as_good_as_new(self, table: Table) -> None:
+    def test_makes_a_key_born_later_as_good_as_new(self, table: StateTable) -> None:
         slots = table.slots(keys(5))
         table.changing(slots)("low")[slots] = 1.0
         assert table.roll_back(NONE)
@@ -217,7 +217,7 @@ class TestRollBack:
         assert table.column("low")[table.slots(keys(5))].tolist() == [9.5]
         assert counts(table, 5) == [1]
 
-    def test_changes_nothing_if_the_base_is_not_held(self, table: Table) -> None:
+    def test_changes_nothing_if_the_base_is_not_held(self, table: StateTable) -> None:
         count(table, 5)
         table.freeze(ONE, NONE)
         table.freeze(TWO, ONE)
@@ -226,7 +226,7 @@ class TestRollBack:
         assert not table.roll_back(THREE)
         assert counts(table, 5) == [2]
 
-    def test_goes_on_counting_afterwards(self, table: Table) -> None:
+    def test_goes_on_counting_afterwards(self, table: StateTable) -> None:
         count(table, 5)
         table.freeze(ONE, NONE)
         count(table, 5)
@@ -237,7 +237,7 @@ class TestRollBack:
 
 
 class TestVacantSlots:
-    def test_are_those_of_absent_keys(self, table: Table) -> None:
+    def test_are_those_of_absent_keys(self, table: StateTable) -> None:
         count(table, 1, 2, 3)
         delete(table, 2)
         for epoch, committed in ((ONE, NONE), (TWO, ONE), (THREE, TWO)):
@@ -246,7 +246,7 @@ class TestVacantSlots:
         assert len(table) == 2
         assert counts(table, 1, 3) == [1, 1]
 
-    def test_keeps_what_an_unfinished_epoch_has_to_take_along(self, table: Table) -> None:
+    def test_keeps_what_an_unfinished_epoch_has_to_take_along(self, table: StateTable) -> None:
         count(table, 1, 2)
         delete(table, 2)
         table.freeze(ONE, NONE)
@@ -256,7 +256,7 @@ class TestVacantSlots:
         assert table.roll_back(TWO)
         assert counts(table, 1, 2) == [1, 0]
 
-    def test_leaves_every_key_its_values(self, table: Table) -> None:
+    def test_leaves_every_key_its_values(self, table: StateTable) -> None:
         count(table, *range(5_000), *range(2_000))
         delete(table, *range(1_000, 4_000))
         table.freeze(ONE, NONE)
@@ -270,7 +270,7 @@ class TestTableSpec:
     @pytest.mark.parametrize(
         "column", [("kind", np.dtype(np.int64)), ("name", np.dtype("U3")), ("o", np.dtype(object))]
     )
-    def test_that_cannot_be_kept_is_refused(self, column: tuple[str, np.dtype[Any]]) -> None:
+    def test_a_column_that_cannot_be_stored_is_refused(self, column: tuple[str, np.dtype[Any]]) -> None:
         with pytest.raises(ConfigError, match="cannot be stored"):
             ColumnSpec(*column)
 

@@ -9,14 +9,14 @@ from numpy.typing import NDArray
 from open_files import open_below
 
 from holdfast.model import Epoch
-from holdfast.state.compiled.sources import Input, sources_of
+from holdfast.state.compiled.sources import KernelInput, sources_of
 from holdfast.state.keys.batch import Keys, KeyType
 from holdfast.state.paging import area
 from holdfast.state.paging.area import REGION_BYTES
-from holdfast.state.paging.swap import RETURNED_AT_ONCE, SLACK_REGIONS, Swap, resident_bytes, unfit
+from holdfast.state.paging.swap import RETURNED_AT_ONCE, SLACK_REGIONS, SwapMemory, resident_bytes, unfit
 from holdfast.state.tables.kernels.layout import Control, Do
 from holdfast.state.tables.slab import UNLIMITED
-from holdfast.state.tables.table import ColumnSpec, Table, TableSpec
+from holdfast.state.tables.table import ColumnSpec, StateTable, TableSpec
 
 MIB = 1 << 20
 INT = np.dtype(np.int64)
@@ -24,9 +24,9 @@ NUMBERS = TableSpec(1, "n", KeyType(("k",), (pa.int64(),)), (ColumnSpec("n", INT
 NAMES = TableSpec(1, "s", KeyType(("k",), (pa.utf8(),)), (ColumnSpec("n", INT), ColumnSpec("total", INT)))
 
 
-def swapping(folder: Path, tables_max: int = MIB) -> Swap:
+def swapping(folder: Path, tables_max: int = MIB) -> SwapMemory:
     """Return a swap area that is always over its budget."""
-    return Swap(folder, resident_max=1, tables_max=tables_max)
+    return SwapMemory(folder, resident_max=1, tables_max=tables_max)
 
 
 def stored(folder: Path, words: int) -> Path:
@@ -116,7 +116,7 @@ class TestRoomOverAFile:
 
     def test_is_ordinary_memory_while_it_fits_the_budget(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(area, "_unlinked", None)
-        memory = Swap(tmp_path, resident_max=1, tables_max=64 * MIB)
+        memory = SwapMemory(tmp_path, resident_max=1, tables_max=64 * MIB)
         array = memory.use(memory.over(stored(tmp_path, MIB), INT), MIB)
         array += 1
         memory.settle()
@@ -127,7 +127,7 @@ class TestTextValues:
     def test_count_as_changes_and_leave_the_process(self, tmp_path: Path) -> None:
         spec = TableSpec(1, "t", NUMBERS.key, (ColumnSpec("text", pa.utf8()),))
         memory = swapping(tmp_path)
-        table = Table(spec, 8, memory=memory)
+        table = StateTable(spec, 8, memory=memory)
         slots = table.slots(spec.key.from_ints(np.arange(4_000)))
         table.write(slots, {"text": pa.array(["x" * 2_000] * 4_000)})
         assert memory.used_bytes > 8 * 10**6 and memory.dropped_regions > 0
@@ -158,7 +158,7 @@ class TestRoom:
 
     def test_has_no_file_while_it_fits_the_budget(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(area, "_unlinked", None)
-        memory = Swap(tmp_path, resident_max=1, tables_max=64 * MIB)
+        memory = SwapMemory(tmp_path, resident_max=1, tables_max=64 * MIB)
         memory.zeros(4 * MIB)[:] = 1
         memory.settle()
         assert memory.dropped_regions == 0
@@ -209,7 +209,7 @@ class TestRoom:
         assert (memory.used_bytes, open_below(tmp_path)) == (0, files - 1)
 
     def test_becomes_ordinary_memory_again_once_it_is_well_below_its_budget(self, tmp_path: Path) -> None:
-        memory = Swap(tmp_path, resident_max=1, tables_max=16 * MIB)
+        memory = SwapMemory(tmp_path, resident_max=1, tables_max=16 * MIB)
         room, other = memory.room(INT, 2 * MIB), memory.zeros(MIB)
         array = memory.use(room, 2 * MIB)
         array[:], other[:] = np.arange(array.size), 7
@@ -247,14 +247,14 @@ class TestRegionThatIsBrought:
             assert memory.dropped_regions >= dropped + 3
 
     def test_is_ignored_if_it_is_in_no_area_or_all_is_resident(self, tmp_path: Path) -> None:
-        memory = Swap(tmp_path, resident_max=1, tables_max=64 * MIB)
+        memory = SwapMemory(tmp_path, resident_max=1, tables_max=64 * MIB)
         array = memory.zeros(MIB)
         memory.bring(array.ctypes.data, [0], True)
         memory.bring(array.ctypes.data + 8, [0], True)
         assert not array.any() and memory.dropped_regions == 0
 
-    def test_of_an_earlier_part_makes_room_if_a_part_needs_more_than_may_be_added(self, tmp_path: Path) -> None:
-        memory = Swap(tmp_path, resident_max=1, tables_max=16 * MIB)
+    def test_earlier_regions_make_room_for_a_part_that_needs_more_than_may_be_added(self, tmp_path: Path) -> None:
+        memory = SwapMemory(tmp_path, resident_max=1, tables_max=16 * MIB)
         array = memory.zeros(8 * MIB)
         array[:] = 1
         memory.settle()
@@ -279,8 +279,8 @@ class TestFolder:
 class TestTableAfterAPeak:
     @pytest.mark.parametrize("spec", [NUMBERS, NAMES], ids=["numbers", "names"])
     def test_fits_its_budget_again_and_keeps_its_rows(self, tmp_path: Path, spec: TableSpec) -> None:
-        memory = Swap(tmp_path, resident_max=1, tables_max=14 * MIB)
-        table = Table(spec, 8, memory=memory)
+        memory = SwapMemory(tmp_path, resident_max=1, tables_max=14 * MIB)
+        table = StateTable(spec, 8, memory=memory)
         for epoch, numbers in enumerate((range(3_000), range(3_000, 250_000)), 1):
             slots = table.slots(keys_of(spec, numbers))
             table.changing(slots)("n")[slots] = np.array(numbers)
@@ -301,8 +301,8 @@ class TestTableAfterAPeak:
         assert table.present().size == 40_000 and len(table) == 40_000
 
     def test_keeps_no_index_that_it_has_moved_out_of(self, tmp_path: Path) -> None:
-        memory = Swap(tmp_path, resident_max=1 << 40, tables_max=14 * MIB)
-        table = Table(NUMBERS, 8, memory=memory)
+        memory = SwapMemory(tmp_path, resident_max=1 << 40, tables_max=14 * MIB)
+        table = StateTable(NUMBERS, 8, memory=memory)
         for first in range(0, 900_000, 100_000):
             table.slots(keys_of(NUMBERS, range(first, first + 100_000)))
         assert memory.swapping
@@ -323,7 +323,7 @@ class TestTableOnSwap:
     def test_equals_one_in_memory(self, tmp_path: Path, spec: TableSpec) -> None:
         """Every operation in turn, on tables that grow through several sizes of their index."""
         memory = swapping(tmp_path, tables_max=4 * MIB)
-        one, other = Table(spec, 8, memory=memory), Table(spec, 8)
+        one, other = StateTable(spec, 8, memory=memory), StateTable(spec, 8)
         chance = np.random.default_rng(5)
         for epoch in range(1, 9):
             for _ in range(4):
@@ -349,13 +349,13 @@ def keys(spec: TableSpec, numbers: NDArray[np.int64]) -> Keys:
     return spec.key.encode([column])
 
 
-def fold(table: Table, numbers: NDArray[np.int64]) -> None:
+def fold(table: StateTable, numbers: NDArray[np.int64]) -> None:
     program = table.program([(Do.COUNT, "n", 0), (Do.ADD_INT, "total", 0)])
-    given = Input(np.ascontiguousarray(numbers))
+    given = KernelInput(np.ascontiguousarray(numbers))
     table.fold(keys(table.spec, numbers), program, sources_of([given]))
 
 
-def shown(table: Table) -> dict[bytes, tuple[int, int]]:
+def shown(table: StateTable) -> dict[bytes, tuple[int, int]]:
     slots = table.present()
     names = table.keys_at(slots).canonical().to_pylist()
     rows = zip(table.values("n", slots).tolist(), table.values("total", slots).tolist(), strict=True)
@@ -366,7 +366,7 @@ class TestFreeSlots:
     @pytest.mark.parametrize("spec", [NUMBERS, NAMES], ids=["numbers", "names"])
     def test_are_used_again_and_their_keys_are_gone(self, tmp_path: Path, spec: TableSpec) -> None:
         memory = swapping(tmp_path, tables_max=4 * MIB)
-        table, size = Table(spec, 8, memory=memory), 200_000
+        table, size = StateTable(spec, 8, memory=memory), 200_000
         table.touch(table.slots(keys(spec, np.arange(size))))
         gone = np.random.default_rng(1).permutation(size)[: size // 3]
         table.delete(table.slots(keys(spec, gone)))

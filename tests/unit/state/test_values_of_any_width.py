@@ -18,7 +18,7 @@ from holdfast.state.keys.batch import Keys, KeyType
 from holdfast.state.store import Identity, StateStore
 from holdfast.state.tables import indexed, records
 from holdfast.state.tables.spec import ColumnSpec, TableSpec, column_of_type
-from holdfast.state.tables.table import Table
+from holdfast.state.tables.table import StateTable
 
 JOB, GROUPS = JobUuid("job"), 8
 KEY, TEXT_KEY = KeyType(("k",), (pa.int64(),)), KeyType(("k",), (pa.utf8(),))
@@ -35,7 +35,7 @@ def keys(*numbers: int) -> Keys:
     return KEY.encode([pa.array(numbers, pa.int64())])
 
 
-def write(of: Table, rows: dict[int, Row]) -> None:
+def write(of: StateTable, rows: dict[int, Row]) -> None:
     slots = of.slots(keys(*rows))
     columns = {
         column.name: np.array(values, column.dtype) if column.plain else pa.array(values, column.arrow)
@@ -44,7 +44,7 @@ def write(of: Table, rows: dict[int, Row]) -> None:
     of.write(slots, columns)
 
 
-def rows_of(of: Table, *numbers: int) -> list[Row]:
+def rows_of(of: StateTable, *numbers: int) -> list[Row]:
     slots = of.slots(keys(*numbers))
     columns = [
         of.column(c.name)[slots].tolist() if c.plain else of.read(c.name, slots).to_pylist() for c in SPEC.columns
@@ -73,12 +73,12 @@ LONG: Row = (3, "x" * 500, b"y" * 300, -1, None)
 
 class TestATable:
     def test_reads_what_was_written_and_null_or_nothing_for_an_absent_key(self) -> None:
-        of = Table(SPEC, GROUPS)
+        of = StateTable(SPEC, GROUPS)
         write(of, {1: ONE, 2: TWO, 3: LONG})
         assert rows_of(of, 3, 9, 1, 2) == [LONG, ABSENT, ONE, TWO]
 
     def test_keeps_the_later_of_two_rows_of_a_key(self) -> None:
-        of = Table(SPEC, GROUPS)
+        of = StateTable(SPEC, GROUPS)
         slots = of.slots(keys(1, 1, 2, 1))
         sizes = pa.array([1, 2, None, None], pa.int32())
         of.write(slots, {"note": pa.array(["first", None, "two", "last"]), "size": sizes})
@@ -86,7 +86,7 @@ class TestATable:
         assert of.read("size", of.slots(keys(1, 2))).to_pylist() == [None, None]
 
     def test_writes_one_column_and_leaves_the_nulls_of_others(self) -> None:
-        of = Table(SPEC, GROUPS)
+        of = StateTable(SPEC, GROUPS)
         write(of, {1: TWO})
         of.write(of.slots(keys(1)), {"sure": pa.array([None], pa.bool_())})
         assert rows_of(of, 1) == [(2, None, b"", None, None)]
@@ -94,7 +94,7 @@ class TestATable:
         assert rows_of(of, 1) == [(2, None, b"", 4, None)]
 
     def test_rolls_back_to_what_was_committed(self) -> None:
-        of = Table(SPEC, GROUPS)
+        of = StateTable(SPEC, GROUPS)
         write(of, {1: ONE, 2: LONG})
         of.freeze(Epoch(1), Epoch(0))
         of.commit(Epoch(1))
@@ -106,21 +106,21 @@ class TestATable:
 
     def test_has_many_nullable_columns(self) -> None:
         columns = tuple(ColumnSpec(f"c{i}", np.dtype(np.int8), nullable=True) for i in range(130))
-        of = Table(TableSpec(1, "wide", KEY, columns), GROUPS)
+        of = StateTable(TableSpec(1, "wide", KEY, columns), GROUPS)
         slots = of.slots(keys(1, 2))
         of.write(slots, {f"c{i}": pa.array([i % 100, None], pa.int8()) for i in range(0, 130, 3)})
         for i in range(130):
             assert of.read(f"c{i}", slots).to_pylist() == [i % 100 if i % 3 == 0 else None, None]
 
-    def test_of_plain_columns_has_the_records_that_it_had(self) -> None:
-        of = Table(TableSpec(1, "plain", KEY, (COUNT,)), GROUPS)
+    def test_a_table_of_plain_columns_keeps_its_record_layout(self) -> None:
+        of = StateTable(TableSpec(1, "plain", KEY, (COUNT,)), GROUPS)
         assert of._width == 3 and of._bytes is None
 
 
 class TestRowsBelowAKey:
     def test_may_hold_text_and_a_refused_one_changes_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         kind = KeyType(("k", "i"), (pa.int64(), pa.int64()), suffix=1)
-        below = Table(TableSpec(1, "notes", kind, (COUNT, NOTE)), GROUPS)
+        below = StateTable(TableSpec(1, "notes", kind, (COUNT, NOTE)), GROUPS)
         slots = below.slots(kind.encode([pa.array([1, 1]), pa.array([1, 2])]))
         below.write(slots, {"n": np.array([1, 2]), "note": pa.array(["a", None])})
         monkeypatch.setattr(records, "VALUE_BYTES_MAX", 100)
@@ -135,7 +135,7 @@ class TestTheArena:
         monkeypatch.setattr(indexed, "COMPACTED_FROM", 1_000)
 
     def test_stays_below_a_multiple_of_what_is_live_when_values_are_replaced(self) -> None:
-        of = Table(SPEC, GROUPS)
+        of = StateTable(SPEC, GROUPS)
         for round_ in range(300):
             write(of, {k: (round_, f"{round_}-{k}" * 20, b"z" * 40, k, None) for k in range(10)})
         assert rows_of(of, 4) == [(299, "299-4" * 20, b"z" * 40, 4, None)]
@@ -143,7 +143,7 @@ class TestTheArena:
 
     @pytest.mark.parametrize("base", [1, 2])
     def test_is_compacted_while_epochs_are_frozen_and_rolled_back_afterwards(self, base: int) -> None:
-        of = Table(SPEC, GROUPS)
+        of = StateTable(SPEC, GROUPS)
         write(of, {8: (0, "moved by the compaction " * 9, b"", None, None)})
         of.delete(of.slots(keys(8)))
         write(of, {1: ONE, 2: LONG})
@@ -180,7 +180,7 @@ class TestSizes:
         monkeypatch.setattr(records, "VALUE_BYTES_MAX", 100)
 
     def test_a_value_that_is_too_large_is_refused_before_anything_is_written(self) -> None:
-        of = Table(SPEC, GROUPS)
+        of = StateTable(SPEC, GROUPS)
         write(of, {1: ONE, 2: TWO})
         with pytest.raises(JobFailed, match=r"'notes'.*key '2'.*'note' has 101 bytes") as caught:
             of.write(of.slots(keys(1, 2)), {"n": np.array([8, 9]), "note": pa.array(["b", "c" * 101])})
@@ -188,12 +188,12 @@ class TestSizes:
         assert rows_of(of, 1, 2) == [ONE, TWO]
 
     def test_many_small_values_may_be_larger_together(self) -> None:
-        of = Table(SPEC, GROUPS)
+        of = StateTable(SPEC, GROUPS)
         of.write(of.slots(keys(*range(9))), {"note": pa.array(["b" * 60, None, ""] * 3)})
         assert of.read("note", of.slots(keys(0))).to_pylist() == ["b" * 60]
 
     def test_a_key_that_is_too_large_is_refused_before_it_gets_a_record(self) -> None:
-        of = Table(TableSpec(1, "words", TEXT_KEY, (COUNT,)), GROUPS)
+        of = StateTable(TableSpec(1, "words", TEXT_KEY, (COUNT,)), GROUPS)
         given = TEXT_KEY.encode([pa.array(["a", "k" * 101])])
         for take in (of.slots, lambda keys: of.fold(keys, records.NO_PROGRAM, np.empty((0, 3), np.int64))):
             with pytest.raises(JobFailed, match=r"'words' cannot keep the key 'k{60}\.\.\.'"):
@@ -203,8 +203,8 @@ class TestSizes:
 
 class TestRowsAsBytes:
     @pytest.mark.parametrize("spec", [SPEC, TableSpec(1, "s", KEY, (COUNT, SIZE))], ids=["varying", "nullable"])
-    def test_of_another_form_are_refused(self, spec: TableSpec) -> None:
-        of = Table(spec, GROUPS)
+    def test_row_bytes_of_another_form_are_refused(self, spec: TableSpec) -> None:
+        of = StateTable(spec, GROUPS)
         of.touch(of.slots(keys(1)))
         of.freeze(Epoch(1), Epoch(0))
         [row] = row_bytes.row_values(spec, of.delta(Epoch(1)).whole().columns, 1)
@@ -331,7 +331,7 @@ class TestAnotherDeclaration:
         columns = [NOTE, *(ColumnSpec("note", kind) for kind in (pa.utf8(), pa.binary(), np.dtype(int)))]
         assert len({declaration(self.spec(column)) for column in columns}) == 4
 
-    def test_of_the_same_columns_is_not_copied(self) -> None:
+    def test_a_delta_with_the_same_columns_is_not_copied(self) -> None:
         [delta] = unseal(segment(self.spec(NOTE), note=pa.array(["a", None])))[1]
         assert adapted(delta, self.spec(NOTE)) is delta
 

@@ -25,7 +25,7 @@ class TestNames:
         found = of(record(("a", color), ("b", "Color"), ("c", "x.Color"), namespace="x"))
         assert found.name == "x.R" and {kind.name for _, kind in found.fields} == {"x.Color"}
 
-    def test_of_a_name_with_dots_begin_with_its_namespace(self) -> None:
+    def test_a_dotted_name_determines_its_namespace(self) -> None:
         inner = {"type": "fixed", "name": "y.Hash", "size": 4, "namespace": "ignored"}
         assert of(record(("a", inner), ("b", "y.Hash"))).fields[1][1] == Type("fixed", name="y.Hash", size=4)
 
@@ -51,7 +51,7 @@ class TestLogicalTypes:
             ({"type": {"type": "string"}, "logicalType": "uuid"}, "uuid"),
         ],
     )
-    def test_that_are_not_valid_are_ignored(self, given: Any, logical: str | None) -> None:
+    def test_invalid_logical_types_are_ignored(self, given: Any, logical: str | None) -> None:
         assert of(given).logical == logical
 
 

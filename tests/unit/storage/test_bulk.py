@@ -156,7 +156,7 @@ class TestRaces:
 
 
 class TestCredentials:
-    def test_that_could_not_be_renewed_make_the_store_unavailable(
+    def test_credentials_that_could_not_be_renewed_make_the_store_unavailable(
         self, store: FsspecObjects, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """botocore raises a plain RuntimeError then."""

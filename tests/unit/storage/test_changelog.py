@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from holdfast.errors import ConfigError, Damaged, Unavailable
 from holdfast.model import Epoch, Tag, Timeline
 from holdfast.storage.log.changelog import DELETED, puts_and_deletes
-from holdfast.storage.log.compaction import Compactor, Result, Wishes
+from holdfast.storage.log.compaction import CompactionResult, Compactor, Wishes
 from holdfast.storage.log.log import LogReader, LogWriter, create_log, read_meta
 from holdfast.storage.log.partitioning import partition_rows
 from holdfast.storage.log.rewrite import Sizes
@@ -63,7 +63,7 @@ class World:
     def rewind(self, epoch: int, timeline: int = 2) -> None:
         self.writer().take_back(TakeBack(Tag(Timeline(timeline), Epoch(epoch)), (WRITER,), lambda _: False))
 
-    def compact(self, wishes: Wishes = KEEP, store: MemoryObjects | None = None) -> Result:
+    def compact(self, wishes: Wishes = KEEP, store: MemoryObjects | None = None) -> CompactionResult:
         return Compactor(store or self.store, pause=lambda _: None, wall_us=self.clock).compact(wishes)
 
     def table(self, store: MemoryObjects | None = None, sizes: Sizes | None = None) -> dict[int, int | None]:

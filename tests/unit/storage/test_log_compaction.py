@@ -21,7 +21,7 @@ from holdfast.sinks.contract.sink import Rewinding
 from holdfast.sinks.log.sink import plan_repair, repair, writer_name
 from holdfast.storage.log.commits import Commits
 from holdfast.storage.log.compacted import Covered, covered_with, due
-from holdfast.storage.log.compaction import Compactor, Result, Wishes
+from holdfast.storage.log.compaction import CompactionResult, Compactor, Wishes
 from holdfast.storage.log.format import commit_path
 from holdfast.storage.log.keyhash import key_hashes
 from holdfast.storage.log.log import LogReader, LogWriter, create_log
@@ -81,7 +81,7 @@ class World:
         back = TakeBack(Tag(Timeline(timeline), Epoch(epoch)), (writer_name(JOB, WRITER),), lambda _: False)
         return sum(map(len, log.take_back(back)))
 
-    def compact(self, wishes: Wishes = EVERYTHING, store: MemoryObjects | None = None) -> Result:
+    def compact(self, wishes: Wishes = EVERYTHING, store: MemoryObjects | None = None) -> CompactionResult:
         return Compactor(store or self.store, pause=lambda _: None, wall_us=self.clock).compact(wishes)
 
     def named(self) -> set[str]:

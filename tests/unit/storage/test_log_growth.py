@@ -220,7 +220,7 @@ class TestTheCommit:
     @pytest.mark.parametrize(
         "schema", [pa.schema([N]), pa.schema([N, WORD, SIZE.with_nullable(False)]), pa.schema([WORD, N, SIZE])]
     )
-    def test_that_changes_existing_columns_is_damage(self, store: ObjectStore, schema: pa.Schema) -> None:
+    def test_a_commit_that_changes_existing_columns_is_damage(self, store: ObjectStore, schema: pa.Schema) -> None:
         meta = LogReader(store).meta
         commit = placed(Draft("grow", "o" * 32, 7, schema=schema), before_the_first(meta))
         store.create(commit_path(1), encode_commit(commit))

@@ -239,7 +239,7 @@ class TestSuspendedWriter:
 
 
 class TestReader:
-    def test_that_was_suspended_reads_what_was_packed_meanwhile(self, store: MemoryObjects) -> None:
+    def test_a_reader_that_was_suspended_reads_commits_packed_meanwhile(self, store: MemoryObjects) -> None:
         append(writer(store), range(5))
         reader = LogReader(store)
         append(writer(store), range(5, 30))
@@ -416,7 +416,7 @@ class TestAPackedLog:
         packed, plain = (both.seen(store) for store in both.stores)
         assert packed == plain
 
-    def test_that_is_rewound_to_before_its_packs(self, store: MemoryObjects) -> None:
+    def test_a_packed_log_is_rewound_to_before_its_packs(self, store: MemoryObjects) -> None:
         log = writer(store)
         for epoch in range(1, 31):
             log.append_tagged(one(epoch), MINE, Tag(Timeline(1), Epoch(epoch)))

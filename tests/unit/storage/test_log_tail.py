@@ -69,7 +69,7 @@ class TestNewestSequence:
 
 
 class TestAnOpen:
-    def test_of_a_long_log_does_not_list_it(self) -> None:
+    def test_opening_a_long_log_does_not_list_it(self) -> None:
         store = BulkObjects()
         create_log(store, pa.schema([("n", pa.int64())]), 1)
         writer = LogWriter(store)

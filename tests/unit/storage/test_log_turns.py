@@ -85,7 +85,7 @@ class TestWaiting:
         tail = commit(**{f"out_{n}": 6 for n in range(100)})
         assert [turns(tail, "job/out/99", lost) for lost in range(6)] == [1, 4, 16, 64, 99, 99]
 
-    def test_of_one_that_never_wrote_is_random_and_grows_with_every_loss(self) -> None:
+    def test_the_wait_of_a_new_writer_is_random_and_grows_with_every_loss(self) -> None:
         tail = commit(out_0=6)
         assert [turns(tail, "job/out/5", lost) for lost in range(4)] == [1, 4, 16, 64]
         assert turns(tail, "job/out/5", 3, "0000") == 0

@@ -191,7 +191,7 @@ class TestTheRecord:
             lambda commit: replace(commit, ends=(0,) * (PARTITIONS_MAX + 1)),
         ],
     )
-    def test_that_contradicts_itself_is_damage(self, wrong: Callable[[object], object]) -> None:
+    def test_a_record_that_contradicts_itself_is_damage(self, wrong: Callable[[object], object]) -> None:
         store = MemoryObjects()
         meta = create_log(store, SCHEMA, partitions=2)
         commit = placed(Draft("widen", "me", 7, partitions=3), before_the_first(meta))
@@ -199,14 +199,14 @@ class TestTheRecord:
         with pytest.raises(Damaged, match="partitions"):
             decode_commit(meta, 1, data)
 
-    def test_of_a_log_with_a_key_is_damage(self) -> None:
+    def test_a_widening_record_in_a_log_with_a_key_is_damage(self) -> None:
         store = MemoryObjects()
         meta = create_log(store, SCHEMA, partitions=2, key=["n"])
         commit = placed(Draft("widen", "me", 7, partitions=3), before_the_first(meta))
         with pytest.raises(Damaged, match="partitions"):
             decode_commit(meta, 1, encode_commit(commit))
 
-    def test_that_loses_partitions_or_adds_some_silently_is_damage(self) -> None:
+    def test_a_record_that_removes_partitions_or_adds_some_silently_is_damage(self) -> None:
         meta = create_log(MemoryObjects(), SCHEMA, partitions=2)
         wide = placed(Draft("widen", "me", 7, partitions=3), before_the_first(meta))
         after = placed(Draft("append", "me", 7), wide)

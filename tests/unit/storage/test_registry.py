@@ -36,7 +36,7 @@ class TestSchemas:
         assert asked.subjects(first) == ("a/b value",)
         assert server.asked[2] == "GET /subjects/a%2Fb%20value/versions/latest"
 
-    def test_that_do_not_exist_are_none(self, server: RegistryServer, asked: Registry) -> None:
+    def test_missing_schemas_are_none(self, server: RegistryServer, asked: Registry) -> None:
         server.add("known", '"int"')
         assert asked.schema(7) is None and asked.newest("other") is None
         assert asked.registered("other", '"int"') is None and asked.registered("known", '"long"') is None
@@ -50,7 +50,7 @@ class TestSchemas:
         number = server.add("c", '"C"', references=[{"name": "B", "subject": "b", "version": 1}, used])
         assert asked.schema(number) == Registered('"C"', ('"A"', '"B"'))
 
-    def test_of_another_kind_say_so(self, server: RegistryServer, asked: Registry) -> None:
+    def test_schemas_of_another_kind_state_their_kind(self, server: RegistryServer, asked: Registry) -> None:
         number = server.add("a", "message A {}", schemaType="PROTOBUF")
         found = asked.schema(number)
         assert found is not None and found.kind == "PROTOBUF"
@@ -59,7 +59,7 @@ class TestSchemas:
         number = asked.register("a", '"int"')
         assert asked.register("a", '"int"') == number == asked.registered("a", '"int"')
 
-    def test_that_are_not_compatible_are_refused_with_the_reason(self, server: RegistryServer, asked: Registry) -> None:
+    def test_incompatible_schemas_are_refused_with_the_reason(self, server: RegistryServer, asked: Registry) -> None:
         server.refuses = "READER_FIELD_MISSING_DEFAULT_VALUE"
         with pytest.raises(ConfigError, match="READER_FIELD_MISSING_DEFAULT_VALUE") as caught:
             asked.register("a", '"int"')
@@ -139,7 +139,7 @@ class TestLogins:
         shown = f"{place!r} {pickle.dumps(place)!r} {caught.value} {away.value}"
         assert PASSWORD not in shown and "another-password" not in shown
 
-    def test_that_are_missing_on_this_machine_name_the_variable(
+    def test_the_error_for_missing_login_variables_names_the_variable(
         self, server: RegistryServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.delenv("REGISTRY_PASSWORD", raising=False)

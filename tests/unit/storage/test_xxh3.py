@@ -19,7 +19,7 @@ class TestXxh3:
         assert xxh3_of(values).tolist() == [xxhash.xxh3_64_intdigest(text.encode()) for text in texts]
 
     @pytest.mark.parametrize("rows", [3, FEW + 3])
-    def test_of_a_null_is_0_and_covers_only_the_slice(self, rows: int) -> None:
+    def test_the_hash_of_a_null_is_0_and_a_slice_is_hashed_alone(self, rows: int) -> None:
         values = pa.array(["x", None, "", *["y"] * rows])[1:3]
         many = pa.array([None, "z"] * rows)
 

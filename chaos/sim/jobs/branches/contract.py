@@ -48,7 +48,7 @@ class Watched:
         return {id for id in ids if id // PARTITION_STRIDE not in overtaken}
 
 
-class Watch(Protocol):
+class BranchWatch(Protocol):
     """Compares the rows of a branch with the expected rows."""
 
     def look(self, when: str, latest_us: int, cut: Cut, rows: Sequence[Row], added: Sequence[Row]) -> None:
@@ -99,4 +99,4 @@ class Branch:
     out: str
     late: str | None
     add: Callable[[Stream], None]
-    watch: Callable[[Watched], Watch]
+    watch: Callable[[Watched], BranchWatch]

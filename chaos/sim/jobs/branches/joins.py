@@ -69,17 +69,17 @@ class Joined(Compared):
     def at_end(self, everything: Cut, rows: Sequence[Row], late: Sequence[Row]) -> None:
         """Every record that was not late is in the result, with every partner that was not late either."""
         self.compare("at the end", everything, rows, rows)
-        found, on_time = set(map(_pair, rows)), self.watched.prompt(1)
+        result_pairs, on_time = set(map(_pair, rows)), self.watched.prompt(1)
         lefts = [row["id"] for row in late if row["id"] is not None]
         rights = {row["id_right"] for row in late if row["id_right"] is not None}
-        self.compare_late(lefts, {left for left, _ in found}, everything, 1)
+        self.compare_late(lefts, {left for left, _ in result_pairs}, everything, 1)
         if wrong := sorted(rights & on_time):
             self.fail("P11 late", f"join: the partners {wrong} are late, although no watermark had passed them")
-        if joined := sorted((left, right) for left, right in found if right in rights):
+        if joined := sorted((left, right) for left, right in result_pairs if right in rights):
             self.fail("P11 late", f"join: {joined} are in the result, but the partner is also late")
         read = oracle.read(self.watched.partitions, everything)
         pairs = {(a.id, b.id) for a in read for b in read if fits(a, b) and {a.id, b.id} <= on_time}
-        if lost := sorted(pairs - found):
+        if lost := sorted(pairs - result_pairs):
             self.fail("I1 loss", f"join: the pairs {lost} are missing")
 
 

@@ -105,13 +105,13 @@ class Reminders(Compared):
 
     def restored(self, when: str, earliest_us: int, cut: Cut, read: Callable[[str], Sequence[Row]]) -> None:
         """Every record was reported or waits until it is due; the timer of a key is set to the earliest that waits."""
-        known = reminders(self.watched.partitions, cut)
+        reminders_by_id = reminders(self.watched.partitions, cut)
         waiting = {row[WAITING_ID]: (row["key"], row[WAITING_DUE]) for row in read(f"{REMIND_OPERATOR}.waiting")}
-        if wrong := sorted(id for id, each in waiting.items() if known.get(id) != each):
+        if wrong := sorted(id for id, each in waiting.items() if reminders_by_id.get(id) != each):
             self.fail("I9 state", f"reminders, {when}: records {wrong} wait as {[waiting[id] for id in wrong]}")
         counted = Counter(key for key, _ in waiting.values())
         counted.update({row["key"]: row["reported"] or 0 for row in read(REMIND_OPERATOR)})
-        if counted != (expected := Counter(key for key, _ in known.values())):
+        if counted != (expected := Counter(key for key, _ in reminders_by_id.values())):
             self.fail("I9 state", f"reminders, {when}: {counted} wait or were reported, of {expected} by key")
         # The timer of a record that came late fires only when time advances again.
         in_time = waiting.keys() & self.watched.prompt(AFTER_US)

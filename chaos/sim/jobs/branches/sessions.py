@@ -15,7 +15,7 @@ from itertools import combinations
 import holdfast as hf
 from holdfast.chaos.sim.jobs.branches.compared import Compared
 from holdfast.chaos.sim.jobs.branches.contract import Branch, Row
-from holdfast.chaos.sim.jobs.expected.sessions import GAP_US, LATENESS_US, Session, session_of
+from holdfast.chaos.sim.jobs.expected.sessions import GAP_US, LATENESS_US, ExpectedSession, session_of
 from holdfast.chaos.sim.jobs.oracle import Cut, Input
 from holdfast.runtime.api.stream import Stream
 from holdfast.sinks.memory.sink import MemorySink
@@ -79,9 +79,9 @@ class Visits(Compared):
         return [self.records[id] for id in self.ids(row)]
 
 
-def _shown(row: Row) -> Session:
+def _shown(row: Row) -> ExpectedSession:
     start, end = (round(row[name].timestamp() * SECOND_US) for name in ("window_start", "window_end"))
-    return Session(row["bucket"], start, end, row["total"])
+    return ExpectedSession(row["bucket"], start, end, row["total"])
 
 
 def _touching(row: Row, records: Sequence[Input]) -> list[Input]:

@@ -30,15 +30,15 @@ def findable(record: Input, versions: Iterable[Input], prompt: Collection[int]) 
         prompt: The ids of versions that came before event time passed them.
     """
     past = [each for each in versions if each.bucket == record.bucket and each.at <= record.at]
-    found: set[int | None] = set()
+    version_ids: set[int | None] = set()
     for version in past:
         after = [each for each in past if each.at > version.at and each.id in prompt]
         newest = max((each.at for each in after), default=None)
         # Nothing is left of a row that was deleted, so an older version that comes late shows it again.
         shown_again = version.id not in prompt and any(deletes(each) for each in after if each.at == newest)
         if not deletes(version) and (not after or shown_again):
-            found.add(version.id)
+            version_ids.add(version.id)
     ends = [each.at for each in past if deletes(each)]
     if all(max(ends, default=each.at - 1) >= each.at for each in past if each.id in prompt and not deletes(each)):
-        found.add(None)
-    return found
+        version_ids.add(None)
+    return version_ids

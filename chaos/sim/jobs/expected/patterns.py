@@ -22,15 +22,15 @@ def matches(records: Iterable[Input]) -> set[Match]:
     by_partition: dict[int, list[Input]] = {}
     for record in sorted(records, key=lambda record: (record.at, record.id)):
         by_partition.setdefault(record.id // PARTITION_STRIDE, []).append(record)
-    found: set[Match] = set()
+    match_ids: set[Match] = set()
     for rows in by_partition.values():
         complete = sorted((last, first, middle) for first in range(len(rows)) for middle, last in _of(rows, first))
         through = -1
         for last, first, middle in complete:
             if first > through:
-                found.add((rows[first].id, rows[middle].id, rows[last].id))
+                match_ids.add((rows[first].id, rows[middle].id, rows[last].id))
                 through = last
-    return found
+    return match_ids
 
 
 def _of(rows: Sequence[Input], first: int) -> list[tuple[int, int]]:

@@ -14,7 +14,7 @@ from holdfast.chaos.sim.jobs.oracle import Input
 GAP_US, LATENESS_US = 2_000_000, 1_000_000
 
 
-class Session(NamedTuple):
+class ExpectedSession(NamedTuple):
     """One session; times in microseconds."""
 
     bucket: int
@@ -27,9 +27,9 @@ class Session(NamedTuple):
         return record.at <= self.end and self.start <= record.at + GAP_US
 
 
-def session_of(records: Sequence[Input]) -> Session | None:
+def session_of(records: Sequence[Input]) -> ExpectedSession | None:
     """Return the session of exactly these records; None if they do not make one."""
     times = sorted(record.at for record in records)
     if len({record.bucket for record in records}) != 1 or any(b - a > GAP_US for a, b in pairwise(times)):
         return None
-    return Session(records[0].bucket, times[0], times[-1] + GAP_US, sum(record.value for record in records))
+    return ExpectedSession(records[0].bucket, times[0], times[-1] + GAP_US, sum(record.value for record in records))

@@ -43,11 +43,11 @@ def refusal(
     """
     for name in adopt:
         if name not in holdings:
-            known = ", ".join(sorted(holdings)) or "none"
+            sink_names = ", ".join(sorted(holdings)) or "none"
             return ConfigError(
                 f"--adopt-targets {name}: the job has no sink of this name whose target can be read",
                 not_done=NOT_STARTED,
-                next_step=f"name one of its sinks: {known}; make an unreachable target reachable first",
+                next_step=f"name one of its sinks: {sink_names}; make an unreachable target reachable first",
                 where=Where(job=job.name),
             )
         newest = holdings[name].newest
@@ -83,14 +83,16 @@ def doubtful(
     if not foreign or job.ended is not None:
         return None
     there = repository.load_manifest(to.body.manifest)
-    confirmed = {done.writer: done.tag for done in repository.load_manifest(job.completed[-1].body.manifest).confirmed}
+    confirmed_tags = {
+        done.writer: done.tag for done in repository.load_manifest(job.completed[-1].body.manifest).confirmed
+    }
     for name, newest in foreign:
         tags = [
             item.tag
             for item in there.pending
             if item.writer.sink == name
             and item.tag <= newest
-            and (item.writer not in confirmed or confirmed[item.writer] < item.tag)
+            and (item.writer not in confirmed_tags or confirmed_tags[item.writer] < item.tag)
         ]
         if tags:
             return _whose(job, named(specs, name), name, min(tags))

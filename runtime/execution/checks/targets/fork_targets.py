@@ -22,13 +22,13 @@ def check(facts: Facts) -> ConfigError | None:
     return next(iter(refusals(facts.plan.app, facts.outputs, facts.folder.repository.origins())), None)
 
 
-def refusals(job: str, outputs: Sequence[SinkSpec], origins: Sequence[joblog.Origin]) -> list[ConfigError]:
+def refusals(job: str, outputs: Sequence[SinkSpec], origins: Sequence[joblog.ForkOrigin]) -> list[ConfigError]:
     """Return why such sinks are refused.
 
     Args:
         origins: The newest is the last. Targets that their checkpoints do not record are not compared.
     """
-    refused = []
+    errors = []
     for spec in outputs:
         here = target_of(spec.sink)
         theirs = [
@@ -39,7 +39,7 @@ def refusals(job: str, outputs: Sequence[SinkSpec], origins: Sequence[joblog.Ori
         ]
         if spec.sink.traits.place and theirs:
             origin, name = theirs[0]
-            refused.append(
+            errors.append(
                 ConfigError(
                     f"sink {spec.name!r} writes to {spec.sink.where}, to which job {origin.job!r} delivers its sink "
                     f"{name!r}; this job was forked from its epoch {origin.epoch}, so rows of both would mix there",
@@ -48,4 +48,4 @@ def refusals(job: str, outputs: Sequence[SinkSpec], origins: Sequence[joblog.Ori
                     where=Where(job=job),
                 )
             )
-    return refused
+    return errors

@@ -27,15 +27,15 @@ def check(facts: Facts) -> HoldfastError | None:
     if log is None:
         return None
     ordered = () if before is None else sorted(before.confirmed, key=lambda done: done.tag)
-    confirmed = {done.writer.sink: done.tag for done in ordered}
+    confirmed_tags = {done.writer.sink: done.tag for done in ordered}
     for name, holding in facts.targets.holdings.items():
         where = named(facts.outputs, name)
         if holding.held is not None and holding.held.owner not in (*log.owners, *facts.adopted):
             fenced = not_ours(where, holding.held)
             return ConfigError(fenced.what, not_done=NOT_STARTED, next_step=fenced.next_step, where=Where(job=log.name))
         error = beyond(log, where, holding)
-        if error is None and name in confirmed and (holding.newest or NEVER) < confirmed[name]:
-            return _lost(log, where, holding.newest, confirmed[name])
+        if error is None and name in confirmed_tags and (holding.newest or NEVER) < confirmed_tags[name]:
+            return _lost(log, where, holding.newest, confirmed_tags[name])
         if (error := error or lost_rows(log, where, holding)) is not None:
             error.not_done, error.where = NOT_STARTED, Where(job=log.name)
             return error
@@ -66,11 +66,11 @@ def beyond(job: Job, where: str, holding: Holding) -> HoldfastError | None:
         except Damaged as error:
             return error
         return None
-    completed = Tag(job.timeline, job.base_epoch)
+    completed_tag = Tag(job.timeline, job.base_epoch)
     left = next((rewind for rewind in job.rewinds if rewind.timeline > newest.timeline), None)
     if left is not None:
-        return stands_beyond(where, newest, completed) if newest.epoch >= left.first_epoch else None
-    return stands_beyond(where, newest, completed) if newest > completed else None
+        return stands_beyond(where, newest, completed_tag) if newest.epoch >= left.first_epoch else None
+    return stands_beyond(where, newest, completed_tag) if newest > completed_tag else None
 
 
 def _lost(job: Job, where: str, newest: Tag | None, confirmed: Tag) -> Damaged:

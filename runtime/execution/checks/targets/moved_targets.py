@@ -13,12 +13,12 @@ def check(facts: Facts) -> ConfigError | None:
     if job is None or not job.repair_due or job.ended is not None:  # the record that ends a rewind follows its repairs
         return None
     newest = {each.timeline: each for each in job.abandoned}
-    abandoned = [facts.folder.repository.load_manifest(each.body.manifest) for each in newest.values()]
+    abandoned_manifests = [facts.folder.repository.load_manifest(each.body.manifest) for each in newest.values()]
     accepted, holdings = job.rewinds[-1].accepted, facts.targets.holdings
     for spec in facts.outputs:
         if spec.name not in holdings or f"{spec.name}:impossible" in accepted:
             continue
-        for last in abandoned:
+        for last in abandoned_manifests:
             if (moved := moved_from(last, spec, holdings[spec.name])) is not None:
                 return ConfigError(
                     f"the job was rewound, and the output of sink {spec.name!r} is not undone yet: {moved}",

@@ -27,22 +27,25 @@ def refusal(
     Args:
         records: Reads the job log; called only if the manifest names output of such a sink.
     """
-    gone, changed = gone_sinks(outputs, before), _with_other_columns(plan, before)
-    if not (gone or changed) or delivered_through(records(), before.epoch):
+    missing_sinks, changed_sinks = gone_sinks(outputs, before), _with_other_columns(plan, before)
+    if not (missing_sinks or changed_sinks) or delivered_through(records(), before.epoch):
         return None
-    if changed:
+    if changed_sinks:
         what = (
-            f"sink {changed[0]!r} has other columns now, but output with the former ones is committed and may not be "
+            f"sink {changed_sinks[0]!r} has other columns now, but output with the former ones is committed and may "
+            "not be "
             "delivered yet"
         )
         next_step = (
             "run the former code and end it with holdfast stop, which waits for delivery; then change the columns"
         )
     else:
-        what = f"the app no longer has the sink {gone[0]!r}, but output for it is committed and not delivered yet"
+        what = (
+            f"the app no longer has the sink {missing_sinks[0]!r}, but output for it is committed and not delivered yet"
+        )
         next_step = (
-            f"put the sink {gone[0]!r} back, run the job and end it with holdfast stop, which waits for delivery; then "
-            "remove the sink"
+            f"put the sink {missing_sinks[0]!r} back, run the job and end it with holdfast stop, which waits for "
+            "delivery; then remove the sink"
         )
     return ConfigError(
         what,
@@ -72,13 +75,13 @@ def delivered_through(records: Iterable[joblog.Record], epoch: Epoch) -> bool:
 
     The record that ends a rewind proves less: a target that cannot undo output may have been accepted as it is.
     """
-    delivered = rewound = False
+    delivery_complete = rewound = False
     for record in records:
         match record.body:
             case joblog.Rewound():
-                delivered, rewound = False, True
+                delivery_complete, rewound = False, True
             case joblog.CheckpointCompleted():
                 rewound = False
             case joblog.Stopped(epoch=stopped):
-                delivered = stopped == epoch and not rewound
-    return delivered
+                delivery_complete = stopped == epoch and not rewound
+    return delivery_complete

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from holdfast.runtime.formats.halving import Unfit, by_halves, without_nulls
+from holdfast.runtime.formats.halving import UndecodableLines, by_halves, without_nulls
 
 Values = list[Any]
 Build = Callable[[Values], pa.Array]
@@ -90,22 +90,22 @@ class ProtobufColumns:
         return list(by_halves(lines, places, why, self._together))
 
     def _together(self, lines: Sequence[bytes], places: Sequence[int], why: dict[int, str]) -> pa.RecordBatch:
-        rows, kept = self._read(lines, places, why)
+        rows, row_places = self._read(lines, places, why)
         try:
             columns = self._rows(rows)
         except (pa.ArrowException, ValueError, OverflowError) as error:
-            raise Unfit(str(error).splitlines()[0]) from None
-        return without_nulls(columns, self.schema, kept, why)
+            raise UndecodableLines(str(error).splitlines()[0]) from None
+        return without_nulls(columns, self.schema, row_places, why)
 
     def _read(self, lines: Sequence[bytes], places: Sequence[int], why: dict[int, str]) -> tuple[Values, list[int]]:
         """Return the messages of values, and their places; refuse what is none."""
         from google.protobuf.message import DecodeError
 
-        read, name = self._message.FromString, self._message.DESCRIPTOR.full_name
-        rows, kept = [], []
+        decode, name = self._message.FromString, self._message.DESCRIPTOR.full_name
+        rows, row_places = [], []
         for line, place in zip(lines, places, strict=True):
             try:
-                row = read(line)
+                row = decode(line)
             except DecodeError:
                 why[place] = f"it is not a message {name}"
                 continue
@@ -114,8 +114,8 @@ class ProtobufColumns:
                 why[place] = f"it lacks {lacking}, which a message {name} must have"
                 continue
             rows.append(row)
-            kept.append(place)
-        return rows, kept
+            row_places.append(place)
+        return rows, row_places
 
 
 def columns_of(message: Any) -> pa.Schema:
@@ -159,19 +159,21 @@ def _natural_item(field: Any, within: tuple[str, ...], path: str) -> pa.DataType
 
 def _fields(message: Any, columns: Sequence[pa.Field], path: str) -> Callable[[Values], list[pa.Array]]:
     """Return how messages become these columns. Raises Misfit."""
-    made: list[tuple[str, bool, bool, Build]] = []
-    known: dict[int, str] = {}
+    builders: list[tuple[str, bool, bool, Build]] = []
+    paths_by_number: dict[int, str] = {}
     for column in columns:
         field, place = message.fields_by_name.get(column.name), f"{path}.{column.name}".lstrip(".")
         if field is None:
             raise Misfit(f"a message {message.full_name} has no field {place!r}")
-        known[field.number] = place
+        paths_by_number[field.number] = place
         plural = bool(field.is_repeated)
-        made.append((field.name, bool(field.has_presence) and not plural, plural, _build(column.type, field, place)))
+        builders.append(
+            (field.name, bool(field.has_presence) and not plural, plural, _build(column.type, field, place))
+        )
 
     def build(rows: Values) -> list[pa.Array]:
-        _refuse_unknown(rows, known)
-        return [one(_read(rows, name, presence, plural)) for name, presence, plural, one in made]
+        _refuse_unknown(rows, paths_by_number)
+        return [one(_read(rows, name, presence, plural)) for name, presence, plural, one in builders]
 
     return build
 
@@ -275,13 +277,13 @@ def _struct(kind: pa.DataType, message: Any, path: str) -> Build:
     build_fields = _fields(message, fields, path)
 
     def build(values: Values) -> pa.Array:
-        given = [each for each in values if each is not None]
-        inner = build_fields(given)
+        present_values = [each for each in values if each is not None]
+        inner = build_fields(present_values)
         for field, column in zip(fields, inner, strict=True):
             if not field.nullable and column.null_count:
                 raise ValueError(f"field {path}.{field.name} is null, which the job's schema does not allow")
         whole = pa.StructArray.from_arrays(inner, fields=fields)
-        if len(given) == len(values):
+        if len(present_values) == len(values):
             return whole
         places = np.cumsum([each is not None for each in values]) - 1
         mask = np.array([each is None for each in values], bool)

@@ -40,20 +40,20 @@ class Protobuf(RowsOf[T]):
     def __init__(
         self, message: Any, schema: type[T] | ArrowSchema | None = None, header: Framing = "confluent"
     ) -> None:
-        described = getattr(message, "DESCRIPTOR", message)
-        if not all(hasattr(described, each) for each in ("full_name", "file", "fields")):
+        descriptor = getattr(message, "DESCRIPTOR", message)
+        if not all(hasattr(descriptor, each) for each in ("full_name", "file", "fields")):
             raise _refused(f"{message!r} is not a message", "give a class that protoc generated, such as bids_pb2.Bid")
         if header not in get_args(Framing):
             raise _refused(f"header is {header!r}", f"use one of {', '.join(get_args(Framing))}")
         self.row_type = schema if isinstance(schema, type) else None
         try:
-            self.schema: pa.Schema = columns_of(described) if schema is None else data_schema_of(schema)
+            self.schema: pa.Schema = columns_of(descriptor) if schema is None else data_schema_of(schema)
         except Misfit as error:
             raise _refused(
                 str(error), "give schema= with columns that can be read, or read the bytes with hf.Raw()"
             ) from None
-        indexes = _indexes(described) if header == "confluent" else None
-        self._form = ProtobufForm(_files(described.file), described.full_name, indexes)
+        indexes = _indexes(descriptor) if header == "confluent" else None
+        self._form = ProtobufForm(_files(descriptor.file), descriptor.full_name, indexes)
         self._form.opened(self.schema)  # refuses columns that the message does not fit
 
     def __repr__(self) -> str:
@@ -66,16 +66,16 @@ class Protobuf(RowsOf[T]):
 
 def _files(file: Any) -> tuple[bytes, ...]:
     """Return the descriptors of a file and of all that it imports, each after those that it needs."""
-    found: dict[str, bytes] = {}
+    descriptors: dict[str, bytes] = {}
 
     def follow(each: Any) -> None:
-        if each.name not in found:
+        if each.name not in descriptors:
             for needed in each.dependencies:
                 follow(needed)
-            found[each.name] = each.serialized_pb
+            descriptors[each.name] = each.serialized_pb
 
     follow(file)
-    return tuple(found.values())
+    return tuple(descriptors.values())
 
 
 def _indexes(message: Any) -> tuple[int, ...]:

@@ -106,48 +106,48 @@ class ProtobufValues:
         return (rows[0] if rows else pa.RecordBatch.from_pylist([], schema)), refused
 
     def _without_header(self, value: bytes, place: int, why: dict[int, str]) -> bytes | None:
-        wanted = self._form.indexes
-        if wanted is None:
+        form_indexes = self._form.indexes
+        if form_indexes is None:
             return value
         if len(value) <= HEADER_BYTES or value[0] != 0:
             why[place] = "it does not begin with a zero byte and the id of a schema, as values of a registry do"
             return None
-        found = indexes_of(value, HEADER_BYTES)
-        if found is None:
+        header = indexes_of(value, HEADER_BYTES)
+        if header is None:
             why[place] = "the indexes of its message, behind the id of its schema, are not readable"
             return None
-        indexes, end = found
-        if indexes != wanted:
-            why[place] = f"it is message {list(indexes)} of its file, but {self._form.message} is {list(wanted)}"
+        indexes, end = header
+        if indexes != form_indexes:
+            why[place] = f"it is message {list(indexes)} of its file, but {self._form.message} is {list(form_indexes)}"
             return None
         return value[end:]
 
 
 def indexes_of(value: bytes, at: int) -> tuple[tuple[int, ...], int] | None:
     """Return the indexes of a message that begin there, and where they end; None if there are none."""
-    found = _number(value, at)
-    if found is None or not 0 <= found[0] <= INDEXES_MAX:
+    varint = _number(value, at)
+    if varint is None or not 0 <= varint[0] <= INDEXES_MAX:
         return None
-    count, at = found
+    count, at = varint
     if count == 0:
         return FIRST, at
     indexes = []
     for _ in range(count):
-        found = _number(value, at)
-        if found is None or found[0] < 0:
+        varint = _number(value, at)
+        if varint is None or varint[0] < 0:
             return None
-        index, at = found
+        index, at = varint
         indexes.append(index)
     return tuple(indexes), at
 
 
 def _number(value: bytes, at: int) -> tuple[int, int] | None:
     """Return a zigzag varint, and where it ends; None if it is cut off or too long."""
-    found = 0
+    zigzag = 0
     for shift, byte in enumerate(value[at : at + _VARINT_MAX]):
-        found |= (byte & 0x7F) << (7 * shift)
+        zigzag |= (byte & 0x7F) << (7 * shift)
         if byte < 0x80:
-            return (found >> 1) ^ -(found & 1), at + shift + 1
+            return (zigzag >> 1) ^ -(zigzag & 1), at + shift + 1
     return None
 
 

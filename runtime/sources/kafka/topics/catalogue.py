@@ -33,7 +33,7 @@ _WITHOUT_ENDS = 1
 """The version of what says of no topic that it has ended, as older releases wrote it."""
 
 
-class Head(msgspec.Struct, frozen=True, kw_only=True):
+class TopicCatalogueHead(msgspec.Struct, frozen=True, kw_only=True):
     """Contents of `catalogue.json`: what a catalogue is of. It never changes."""
 
     folder: str
@@ -53,7 +53,7 @@ class Added(msgspec.Struct, frozen=True, array_like=True):
     partitions: int
 
 
-class Listing(msgspec.Struct, frozen=True):
+class TopicListing(msgspec.Struct, frozen=True):
     """Contents of an object: what follows the objects before it.
 
     Args:
@@ -79,10 +79,10 @@ class Listed(NamedTuple):
     numbers: tuple[int, ...]
 
 
-_HEAD, _LISTING = msgspec.json.Decoder(Head), msgspec.json.Decoder(Listing)
+_HEAD, _LISTING = msgspec.json.Decoder(TopicCatalogueHead), msgspec.json.Decoder(TopicListing)
 
 
-def read_head(store: ObjectStore) -> Head | None:
+def read_head(store: ObjectStore) -> TopicCatalogueHead | None:
     """Return what `catalogue.json` says; None before there is one. Raises Damaged, ConfigError."""
     return objects.read_head(store, _HEAD, FORMAT_VERSION)
 
@@ -94,7 +94,7 @@ class Catalogue:
         store: The source's folder.
     """
 
-    def __init__(self, store: ObjectStore, head: Head) -> None:
+    def __init__(self, store: ObjectStore, head: TopicCatalogueHead) -> None:
         self._store, self.head = store, head
         self._lock, self._objects = Lock(), 0
         self._places: list[Place] = []
@@ -161,7 +161,7 @@ class Catalogue:
         Args:
             ended: Topics that no longer exist.
         """
-        listing = Listing(tuple(added), FORMAT_VERSION, tuple(ended)) if ended else Listing(tuple(added))
+        listing = TopicListing(tuple(added), FORMAT_VERSION, tuple(ended)) if ended else TopicListing(tuple(added))
         with self._lock:
             try:
                 self._store.create(self._path(self._objects), encoded(listing))
@@ -170,7 +170,7 @@ class Catalogue:
             self._take(listing)
         return True
 
-    def _take(self, listing: Listing) -> None:
+    def _take(self, listing: TopicListing) -> None:
         for topic in listing.ended or ():
             ended = self._topics.pop(topic)
             self._ended[topic, ended.id] = ended

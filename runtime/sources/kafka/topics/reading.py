@@ -119,20 +119,23 @@ class OpenTopics(OpenSource):
                 next_step="give the servers of the cluster that was read; or, to read the other one from the first "
                 "record on, give the job another name",
             )
-        meant = {name for name in names if matches(self._pattern, name)}
+        matching_names = {name for name in names if matches(self._pattern, name)}
         while True:
             self._catalogue.refresh()
-            known = self._catalogue.topics
-            present = {name: self._present(name, each.id) for name, each in known.items()}
-            ended = sorted(name for name, topic in present.items() if topic is None)
-            new = {name: self._described(name) for name in meant - present.keys() | meant & set(ended)}
+            listed_topics = self._catalogue.topics
+            present = {name: self._present(name, each.id) for name, each in listed_topics.items()}
+            ended_names = sorted(name for name, topic in present.items() if topic is None)
+            new = {
+                name: self._described(name)
+                for name in matching_names - present.keys() | matching_names & set(ended_names)
+            }
             found = {name: topic for name, topic in (present | new).items() if topic is not None}
-            further = added({name: each for name, each in known.items() if name not in ended}, found)
-            if not further and not ended:
+            further = added({name: each for name, each in listed_topics.items() if name not in ended_names}, found)
+            if not further and not ended_names:
                 return len(self._catalogue)
-            if self._catalogue.append(further, ended):
-                self._drop(known, ended)
-                self._tell(further, ended)
+            if self._catalogue.append(further, ended_names):
+                self._drop(listed_topics, ended_names)
+                self._tell(further, ended_names)
                 return len(self._catalogue)
             # Another driver's list may have what was new here, under another id.
 
@@ -144,11 +147,11 @@ class OpenTopics(OpenSource):
 
     def kept(self, within_s: float) -> dict[int, Kept]:
         self._catalogue.refresh()
-        kept = self._of_all(lambda opened: opened.kept(within_s))
-        places = {number: self._at(number) for number in kept}
+        retention = self._of_all(lambda opened: opened.kept(within_s))
+        places = {number: self._at(number) for number in retention}
         return {
             number: replace(each, called=f"{places[number].topic} {places[number].partition}")
-            for number, each in kept.items()
+            for number, each in retention.items()
         }
 
     def retention_start(self, partition: int) -> int:
@@ -202,8 +205,8 @@ class OpenTopics(OpenSource):
 
     def _opened_as(self, name: str, id: str | None) -> OpenKafka:
         with self._lock:
-            opened = self._topics.get((name, id))
-            if opened is None:
+            open_topic = self._topics.get((name, id))
+            if open_topic is None:
                 numbers = self._catalogue.listed(name, id).numbers
                 part_of = PartOf(
                     Topic(self._catalogue.head.cluster, id, tuple(range(len(numbers))), frozenset(), None),
@@ -213,8 +216,8 @@ class OpenTopics(OpenSource):
                     self._await_all,
                     (lambda: self._has_ended(name, id)) if self._may_end else None,
                 )
-                opened = self._topics[name, id] = self._open_topic(name, part_of)
-            return opened
+                open_topic = self._topics[name, id] = self._open_topic(name, part_of)
+            return open_topic
 
     def _shared_bell(self) -> Bell:
         """Return the bell that the topics share: their readers are one source, for which a worker waits."""
@@ -252,16 +255,16 @@ class OpenTopics(OpenSource):
 
         Partitions without a number yet are left out, and so are deleted topics, if the job goes on without them.
         """
-        found = dict[int, V]()
-        for name, listed in self._catalogue.topics.items():
+        results = dict[int, V]()
+        for name, topic in self._catalogue.topics.items():
             try:
-                answers = ask(self._opened_as(name, listed.id))
+                answers = ask(self._opened_as(name, topic.id))
             except TopicGone:
                 if not self._may_end:
                     raise
                 answers = {}
-            found |= {number: answers[each] for each, number in enumerate(listed.numbers) if each in answers}
-        return found
+            results |= {number: answers[each] for each, number in enumerate(topic.numbers) if each in answers}
+        return results
 
     def _present(self, name: str, id: str | None) -> Topic | None:
         """Return a topic of the catalogue as it is now; None if it was deleted, and that is no error.
@@ -269,14 +272,14 @@ class OpenTopics(OpenSource):
         Raises:
             Damaged: it was deleted, or another one has its name.
         """
-        opened = self._opened_as(name, id)
+        open_topic = self._opened_as(name, id)
         try:
-            opened.partitions()
+            open_topic.partitions()
         except TopicGone:
             if not self._may_end:
                 raise
             return None
-        return self._whole(name, opened.topic)
+        return self._whole(name, open_topic.topic)
 
     def _described(self, name: str) -> Topic | None:
         """Return a topic that is new; None if it was deleted meanwhile.
@@ -286,16 +289,16 @@ class OpenTopics(OpenSource):
         """
         questions = Questions(replace(self._place, topic=name, many=False))
         try:
-            found = questions.topic("the topic was not added")
+            topic = questions.topic("the topic was not added")
         finally:
             questions.close()
-        if found is not None and self._catalogue.has_ended(name, found.id):
+        if topic is not None and self._catalogue.has_ended(name, topic.id):
             raise Damaged(
                 f"topic {name!r} no longer existed, so the job took it for ended, and exists again with the same id",
                 not_done=_NOT_READ,
                 next_step="rename it or delete it; or, to read it from the first record, give the job another name",
             )
-        return None if found is None else self._whole(name, found)
+        return None if topic is None else self._whole(name, topic)
 
     def _drop(self, known: Mapping[str, Listed], ended: Sequence[str]) -> None:
         """Close the connections of topics that have ended: there may be ever more of them."""

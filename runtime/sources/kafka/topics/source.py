@@ -20,7 +20,7 @@ from holdfast.runtime.sources.kafka.messages import TOPIC
 from holdfast.runtime.sources.kafka.part_of import PartOf
 from holdfast.runtime.sources.kafka.reading import OpenKafka
 from holdfast.runtime.sources.kafka.source import KafkaSource
-from holdfast.runtime.sources.kafka.topics.catalogue import Catalogue, Head, Place, read_head
+from holdfast.runtime.sources.kafka.topics.catalogue import Catalogue, Place, TopicCatalogueHead, read_head
 from holdfast.runtime.sources.kafka.topics.matching import left_out, matches
 from holdfast.runtime.sources.kafka.topics.reading import OpenTopics
 from holdfast.runtime.sources.objects import HEAD_PATH, remove, write_head
@@ -46,7 +46,7 @@ class TopicsSource(Source):
     each: KafkaSource
     pattern: re.Pattern[str]
     folder: str | None = None
-    head: Head | None = None
+    head: TopicCatalogueHead | None = None
     lists: bool = False
 
     def __repr__(self) -> str:
@@ -93,15 +93,15 @@ class TopicsSource(Source):
             raise ConfigError(error.what, not_done=error.not_done, next_step=error.next_step) from error
         finally:
             questions.close()
-        meant = [name for name in names if matches(self.pattern, name)]
-        if not meant and not self._has_listed():
+        matching_names = [name for name in names if matches(self.pattern, name)]
+        if not matching_names and not self._has_listed():
             raise ConfigError(
                 f"{self.where}: no topic that the job's user may see matches the pattern",
                 not_done=_NOT_STARTED,
                 next_step="correct the pattern, which has to match the whole name; create a topic; or grant the user "
                 "DESCRIBE and READ",
             )
-        for name in meant:
+        for name in matching_names:
             self._one(name).check()
 
     def _has_listed(self) -> bool:
@@ -128,21 +128,21 @@ class TopicsSource(Source):
             # No start that makes a catalogue can be under way: the job has a checkpoint.
             remove(store, lambda path: path != HEAD_PATH and not path.startswith(f"{before.folder}/"))
             return replace(self, head=before, lists=True)
-        made = replace(self, head=self._new_head(), lists=True)
-        made.list_first()
-        assert made.head is not None
-        write_head(store, made.head)
+        source = replace(self, head=self._new_head(), lists=True)
+        source.list_first()
+        assert source.head is not None
+        write_head(store, source.head)
         if before is not None:
             remove(store, lambda path: path.startswith(f"{before.folder}/"))
-        return made
+        return source
 
     def list_first(self) -> None:
         """List the topics for the first time. Raises as OpenTopics.list_topics."""
-        opened = self.open()
+        open_topics = self.open()
         try:
-            opened.list_topics()
+            open_topics.list_topics()
         finally:
-            opened.close()
+            open_topics.close()
 
     def open(self) -> OpenTopics:
         read = self.each.place, self.pattern, self.catalogue(), self._open_one
@@ -176,15 +176,15 @@ class TopicsSource(Source):
     def _open_one(self, topic: str, part_of: PartOf) -> OpenKafka:
         return self._one(topic).open(part_of)
 
-    def _new_head(self) -> Head:
+    def _new_head(self) -> TopicCatalogueHead:
         questions = Questions(self.each.place)
         try:
             cluster, _ = questions.names(_NOT_STARTED)
         finally:
             questions.close()
-        return Head(folder=f"topics-{uuid.uuid4().hex[:12]}", cluster=cluster)
+        return TopicCatalogueHead(folder=f"topics-{uuid.uuid4().hex[:12]}", cluster=cluster)
 
-    def _check_fits(self, store: ObjectStore, head: Head) -> None:
+    def _check_fits(self, store: ObjectStore, head: TopicCatalogueHead) -> None:
         """Refuse a pattern that leaves out a topic of the catalogue: the positions in it cannot disappear."""
         catalogue = Catalogue(store, head)
         catalogue.refresh()

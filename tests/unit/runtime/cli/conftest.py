@@ -40,7 +40,7 @@ from holdfast.model import (
 from holdfast.runtime.cli.main import main
 from holdfast.state.changelog import SegmentHeader, seal
 from holdfast.state.keys.batch import KeyType
-from holdfast.state.tables.delta import Delta
+from holdfast.state.tables.delta import OperatorDelta
 from holdfast.storage.local import LocalObjects
 
 NOW_US = time.time_ns() // 1000
@@ -82,7 +82,9 @@ class History:
         follows = self._epochs[-1] if self._epochs else Epoch(0)
         header = SegmentHeader(UUID, self.generation, Timeline(1), number, follows, WorkerId("w1"))
         keys = KEY.from_ints(np.array([1, 2, number], dtype=np.int64))
-        delta = Delta(number, follows, 1, KEY_GROUPS, keys, np.ones(3, bool), {"rows.count": np.full(3, number)})
+        delta = OperatorDelta(
+            number, follows, 1, KEY_GROUPS, keys, np.ones(3, bool), {"rows.count": np.full(3, number)}
+        )
         sealed = seal(header, [delta])[: -1 if torn else None]
         segment = self._object(f"segments/{self.generation:08d}/{number:012d}/w1.segment", sealed)
         staged = self._object(f"staged/{self.generation:08d}/{number:012d}/w1-out.arrow", b"rows %d" % number)

@@ -56,7 +56,7 @@ def job(tmp_path: Path) -> Callable[..., str]:
 
 
 class TestChoice:
-    def test_of_a_job_without_a_webhook_is_refused(self, holdfast: Holdfast, job: Callable[..., str]) -> None:
+    def test_capture_of_a_job_without_a_webhook_is_refused(self, holdfast: Holdfast, job: Callable[..., str]) -> None:
         ended = holdfast("capture", job("plain"))
         assert ended.status == 2
         assert ended.err.splitlines()[:2] == [
@@ -69,7 +69,9 @@ class TestChoice:
         assert ended.status == 2 and "has several sources that are captured: a, b" in ended.err
         assert "--source a" in ended.err
 
-    def test_of_another_source_is_refused_with_the_names(self, holdfast: Holdfast, job: Callable[..., str]) -> None:
+    def test_the_choice_of_an_uncaptured_source_is_refused_with_the_valid_names(
+        self, holdfast: Holdfast, job: Callable[..., str]
+    ) -> None:
         ended = holdfast("capture", job("a", "plain"), "--source", "plain", "--json")
         assert ended.status == 2 and ended.json["next"] == "give one of a"
 
@@ -85,7 +87,7 @@ class TestChanges:
         file.write_text(HEAD + LINE.format(name="t", source=source))
         return str(file)
 
-    def test_of_a_server_that_is_unreachable_are_an_error_of_their_own(self, holdfast: Holdfast, changes: str) -> None:
+    def test_capture_from_an_unreachable_server_exits_with_status_5(self, holdfast: Holdfast, changes: str) -> None:
         before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
         ended = holdfast("capture", changes)
         assert ended.status == 5 and "Postgres /nowhere/d" in ended.err
@@ -103,9 +105,7 @@ class TestChanges:
 
 
 class TestRefusal:
-    def test_of_what_the_process_was_never_admitted_to_is_a_mistake_of_the_configuration(
-        self, holdfast: Holdfast, tmp_path: Path
-    ) -> None:
+    def test_a_missing_secret_at_first_start_is_a_configuration_error(self, holdfast: Holdfast, tmp_path: Path) -> None:
         """As `holdfast run` and `holdfast doctor` take it. A process that has captured before waits instead."""
         signed = f"""signature="github", secret=hf.secret("file:{tmp_path / "missing"}"))"""
         source = WEBHOOK.format(name=tmp_path / "log").replace("SCHEMA)", f"SCHEMA, {signed}")
@@ -127,7 +127,7 @@ class TestMissingLibrary:
 
 class TestAdvice:
     @pytest.mark.parametrize("as_json", [False, True])
-    def test_that_everyone_can_append_rows_is_given_in_each_form(
+    def test_advice_about_open_access_appears_in_each_output_format(
         self, as_json: bool, capsys: pytest.CaptureFixture[str]
     ) -> None:
         of = hf.Webhook("0.0.0.0:8080", hf.Log("data/log"), pa.schema([("id", pa.utf8())])).receiving
@@ -149,7 +149,7 @@ class TestLines:
         ("number", "rows", "records", "bytes_"),
         [(1, "1 row", "1 record", "1 byte"), (1_200, "1,200 rows", "1,200 records", "1,200 bytes")],
     )
-    def test_of_postgres(self, number: int, rows: str, records: str, bytes_: str) -> None:
+    def test_postgres_capture_lines_agree_in_number(self, number: int, rows: str, records: str, bytes_: str) -> None:
         told: dict[str, object] = {"position": "0/1A", "rows": number, "records": number}
         told |= {"behind_bytes": number, "retained_bytes": number}
         lines = {
@@ -165,7 +165,7 @@ class TestLines:
         ("number", "rows", "records", "changes"),
         [(1, "1 row", "1 record", "1 change"), (1_200, "1,200 rows", "1,200 records", "1,200 changes")],
     )
-    def test_of_sqlite(self, number: int, rows: str, records: str, changes: str) -> None:
+    def test_sqlite_capture_lines_agree_in_number(self, number: int, rows: str, records: str, changes: str) -> None:
         told: dict[str, object] = {"position": 26, "rows": number, "records": number, "behind_records": number}
         lines = {each: sqlite.line("t", self.SHOP, {"event": each, **told}) for each in ("captured", "stopped", "at")}
         assert lines == {
@@ -174,7 +174,7 @@ class TestLines:
             "at": f"t is at change 26, {changes} behind; {records} appended",
         }
 
-    def test_of_a_webhook(self) -> None:
+    def test_webhook_capture_lines_agree_in_number(self) -> None:
         of = hf.Webhook("0.0.0.0:8080", hf.Log("data/log"), pa.schema([("id", pa.utf8())])).receiving
         line = webhook.line("t", of, {"event": "listening", "url": "http://0.0.0.0:8080/", "known_keys": 1})
         assert line.endswith("; 1 known key")

@@ -207,7 +207,7 @@ class TestTruncatedLog:
             read_whole_log("hot", cut.store, cut.repository)
         assert "not started" in refused.value.not_done
 
-    def test_that_is_missing_is_not_a_new_job(self, cut: History) -> None:
+    def test_a_missing_truncated_log_is_not_a_new_job(self, cut: History) -> None:
         for path in cut.store.list("log"):
             cut.store.delete(path)
         with pytest.raises(Damaged, match="manifests/00000001/ has 3 objects; the log ends at generation 0"):

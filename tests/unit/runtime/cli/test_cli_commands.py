@@ -20,7 +20,7 @@ from holdfast.runtime.execution.checks import savepoint
 from holdfast.runtime.execution.checks.ordered import refuse
 from holdfast.runtime.inspect.stored import Stored, open_job
 from holdfast.runtime.job import requests
-from holdfast.runtime.job.requests import Inbox, Request
+from holdfast.runtime.job.requests import Inbox, JobRequest
 
 if TYPE_CHECKING:
     from tests.unit.runtime.cli.conftest import Ended, History
@@ -44,7 +44,7 @@ def with_log_start(root: Path, history: Begin) -> Stored:
 
 
 @contextmanager
-def driver(job: History, does: Callable[[Request], dict[str, Any]]) -> Iterator[None]:
+def driver(job: History, does: Callable[[JobRequest], dict[str, Any]]) -> Iterator[None]:
     """Answers the first request as a driver would, in a thread."""
     over = threading.Event()
 
@@ -190,7 +190,7 @@ class TestSavepoint:
         job = history("hot").live()
         job.checkpoint(5)
 
-        def take(request: Request) -> dict[str, Any]:
+        def take(request: JobRequest) -> dict[str, Any]:
             log = job.repository.read_log()
             assert log is not None
             body = joblog.SavepointNamed(log.base_epoch, request.args["name"])
@@ -297,7 +297,7 @@ class TestWaysToStop:
         job = history("hot").live()
         job.checkpoint(5)
 
-        def leave(_: Request) -> dict[str, Any]:
+        def leave(_: JobRequest) -> dict[str, Any]:
             job.live("stopped", reason="it was ended immediately, without a last checkpoint")
             return {"accepted": True}
 

@@ -356,7 +356,7 @@ class TestRecordWithSeveralDeadLetters:
         redrive.apply()
         assert letters.appended() == EACH_ONCE + Counter([7])
 
-    def test_that_its_source_log_lacks_is_refused(self, tmp_path: Path) -> None:
+    def test_a_redrive_of_a_record_missing_from_its_source_log_is_refused(self, tmp_path: Path) -> None:
         letters = Letters(tmp_path)
         row = {"operator": "m", "source": "lines", "partition": 0, "offset": 0, "error": "e", "form": "row"}
         create_log(LocalObjects(tmp_path / "dead2"), DEAD_LETTERS, partitions=1)

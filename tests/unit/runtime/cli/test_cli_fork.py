@@ -165,7 +165,9 @@ class TestRefusals:
         assert words.command("fork", "words", "trial") == 2
         assert "--from-epoch" in capsys.readouterr().err
 
-    def test_of_a_damaged_checkpoint_have_status_4(self, words: Words, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_fork_refuses_a_damaged_checkpoint_with_status_4(
+        self, words: Words, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         words.stop()
         manifest = Repository(words.store).load_manifest(words.job.completed[-1].body.manifest)
         ref = next(each.object for handle in manifest.state for each in handle.segments)
@@ -175,7 +177,7 @@ class TestRefusals:
         assert ref.path in reported and "holdfast checkpoints verify words" in reported
         assert words.command("jobs") == 0 and "trial" not in capsys.readouterr().out
 
-    def test_of_another_format_have_status_2(self, words: Words, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_fork_refuses_another_format_with_status_2(self, words: Words, capsys: pytest.CaptureFixture[str]) -> None:
         words.stop()
         record = Repository(words.store).records()[0]
         newer = words.store.get(record.path).replace(b'"v":4', b'"v":9')
@@ -183,7 +185,7 @@ class TestRefusals:
         assert words.command("fork", "words", "trial", "--from-epoch", "latest") == 2
         assert "has format 9" in capsys.readouterr().err
 
-    def test_of_a_store_that_is_unreachable_have_status_5(
+    def test_fork_refuses_an_unreachable_store_with_status_5(
         self, words: Words, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def refuse(*_: object) -> bytes:
@@ -202,7 +204,7 @@ class TestRefusals:
 class TestTargets:
     """Two jobs that write into one target would double its rows, or overwrite each other's."""
 
-    def test_of_the_first_job_are_refused_before_anything_is_written(self, words: Words) -> None:
+    def test_a_fork_with_targets_of_the_first_job_is_refused_before_any_write(self, words: Words) -> None:
         words.command("fork", "words", "trial", "--from-epoch", str(words.epochs[0]))
         before = words_job.visible(words.folder)
         with pytest.raises(
@@ -213,7 +215,7 @@ class TestTargets:
         job = Repository(LocalObjects(words.root / "trial")).read_log()
         assert job is not None and job.generation == 0
 
-    def test_of_the_first_job_are_refused_later_too(self, words: Words) -> None:
+    def test_a_started_fork_that_switches_to_targets_of_the_first_job_is_refused(self, words: Words) -> None:
         words.command("fork", "words", "trial", "--from-epoch", str(words.epochs[0]))
         cluster = words.start(words.prepared(words.trial("trial")))
         cluster.driver.stop()
@@ -221,7 +223,7 @@ class TestTargets:
         with pytest.raises(ConfigError, match="rows of both would mix there"):
             words.prepared(words.trial("."))
 
-    def test_of_its_own_get_what_follows_the_checkpoint_once(self, words: Words) -> None:
+    def test_the_forks_own_targets_receive_rows_after_the_checkpoint_once(self, words: Words) -> None:
         words.command("fork", "words", "trial", "--from-epoch", str(words.epochs[0]))
         started = words.prepared(words.trial("trial"))
         words.start(started)
@@ -235,7 +237,7 @@ class TestTargets:
         words.say(b=5)
         assert words_job.visible(words.folder)["out"] == [["a", 2, 11], ["b", 2, 7], ["c", 1, 3]]
 
-    def test_of_its_own_are_proven_by_an_audit(self, words: Words, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_an_audit_proves_the_forks_own_targets(self, words: Words, capsys: pytest.CaptureFixture[str]) -> None:
         """Nothing that the first job delivered counts."""
         words.command("fork", "words", "trial", "--from-epoch", str(words.epochs[0]))
         file = words.trial("trial")
@@ -246,7 +248,7 @@ class TestTargets:
         assert {each["sink"] for each in shown["sinks"]} == {"out", "tagged", "said", "log"}
         assert {each["verdict"] for each in shown["sinks"]} == {"proven"}, shown["sinks"]
 
-    def test_of_its_own_are_taken_back_by_a_rewind_to_where_it_began(
+    def test_a_rewind_to_the_forks_start_reverts_its_own_targets(
         self, words: Words, capsys: pytest.CaptureFixture[str]
     ) -> None:
         epoch = words.epochs[0]
@@ -270,7 +272,9 @@ class TestTargets:
         words.start(words.prepared(file))
         assert words_job.visible(words.folder / "trial")["said"] == [["a", 10], ["c", 3]]
 
-    def test_that_are_unreachable_are_not_started_with(self, words: Words, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_fork_does_not_start_with_unreachable_targets(
+        self, words: Words, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """The job has not used them before, although it has a checkpoint."""
         words.command("fork", "words", "trial", "--from-epoch", "latest")
 
@@ -377,7 +381,7 @@ class FileJobs:
 class TestSources:
     """The list of files that a job reads is in its own folder."""
 
-    def test_that_list_files_continue_after_those_that_were_read(self, tmp_path: Path) -> None:
+    def test_a_forked_file_source_continues_after_the_files_already_read(self, tmp_path: Path) -> None:
         jobs = FileJobs(tmp_path)
         jobs.add("1.jsonl", 1, 2, 3)
         jobs.run("files", "first")
@@ -422,7 +426,7 @@ class TestImmediateTargets:
     """Rows of both jobs would replace each other there: their tags do not compare."""
 
     @pytest.mark.parametrize("delivery", ["idempotent", "transactional"])
-    def test_of_the_first_job_are_refused(self, tmp_path: Path, delivery: str) -> None:
+    def test_immediate_targets_of_the_first_job_are_refused(self, tmp_path: Path, delivery: str) -> None:
         jobs = ImmediateJobs(tmp_path)
         jobs.run("first", "one")
         [spec] = jobs.prepared("first", "one").plan.sinks

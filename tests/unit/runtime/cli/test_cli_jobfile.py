@@ -78,7 +78,7 @@ class TestLoad:
     def test_two_names_of_one_app_are_one_app(self, write: Write) -> None:
         assert load(write(APP + "\nsame = app\n")).name == "hot"
 
-    def test_of_several_apps_one_is_chosen_by_name(self, write: Write) -> None:
+    def test_an_app_is_chosen_by_name_from_a_file_with_several(self, write: Write) -> None:
         assert load(write(APP + '\nother = hf.App("late")\n'), "late").name == "late"
 
     @pytest.mark.parametrize(

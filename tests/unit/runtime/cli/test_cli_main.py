@@ -248,7 +248,7 @@ sys.exit(guarded([], work))
 
 
 class TestStandardStreams:
-    def test_that_are_closed_are_not_needed(self) -> None:
+    def test_the_command_line_needs_no_open_standard_streams(self) -> None:
         command = [sys.executable, "-m", "holdfast.runtime.cli.main", "--version"]
         subprocess.run(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command], check=True)
 

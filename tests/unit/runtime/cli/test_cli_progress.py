@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 from patience import WALL_S
 
-from holdfast.runtime.cli.start.progress import Progress, Tally, line
+from holdfast.runtime.cli.start.progress import ProgressWriter, Tally, line
 from holdfast.runtime.cli.start.starting import Starting
 from holdfast.runtime.job.live import Status
 from tests.unit.runtime.statuses import status_with
@@ -143,7 +143,7 @@ class TestStopping:
     def test_names_the_sink_that_it_waits_for_and_what_ends_it_once_per_wait(
         self, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        progress = Progress("plain", Tally({}))
+        progress = ProgressWriter("plain", Tally({}))
         for attempt in (FULL, f"{FULL}, again"):
             progress.update(stopping(attempt))
         (said,) = waits(capsys)
@@ -160,7 +160,7 @@ class TestStopping:
     def test_with_a_sink_that_is_only_slow_is_explained_when_it_lasts(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        progress = Progress("json", Tally({}))
+        progress = ProgressWriter("json", Tally({}))
         progress.update(stopping())
         assert waits(capsys) == []
         monkeypatch.setattr("holdfast.runtime.cli.start.progress.STOP_SLOW_S", 0.0)
@@ -173,12 +173,12 @@ class TestStopping:
     ) -> None:
         monkeypatch.setattr("holdfast.runtime.cli.start.progress.STOP_SLOW_S", 0.0)
         silent = {"worker": "w1", "subtask": 0, "ready": True, "ended": False, "silent_ms": 9_000, "held_by": []}
-        Progress("plain", Tally({})).update(stopping(backlog=[], waiting=[silent]))
+        ProgressWriter("plain", Tally({})).update(stopping(backlog=[], waiting=[silent]))
         (said,) = waits(capsys)
         assert "worker w1 (subtask 0) was last heard from 9.0 s ago" in said
 
     def test_a_job_that_runs_on_waits_for_nothing(self, capsys: pytest.CaptureFixture[str]) -> None:
-        progress = Progress("plain", Tally({}))
+        progress = ProgressWriter("plain", Tally({}))
         progress.update(stopping(FULL, ending="once"))
         progress.update(stopping(FULL, state="stopped"))
         assert waits(capsys) == []
@@ -188,7 +188,7 @@ class TestProgress:
     def test_json_is_an_object_per_line_and_ends_with_how_the_run_ended(
         self, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        progress = Progress("json", Tally({}))
+        progress = ProgressWriter("json", Tally({}))
         progress.update(status(700))
         progress.update(status(800, state="finished"))
         progress.end(status(800, state="finished"), "finished")
@@ -208,14 +208,14 @@ class TestProgress:
         assert lines[0]["workers"] == [{"id": "w1", "pid": 7, "subtasks": [0], "how": "restored"}]
 
     def test_a_recovery_is_shown_once(self, capsys: pytest.CaptureFixture[str]) -> None:
-        progress = Progress("plain", Tally({}))
+        progress = ProgressWriter("plain", Tally({}))
         restart = {"at": 0, "cause": "w1 was killed", "generation": 2, "recovery_ms": 600}
         progress.update(status(7, restarts=[restart]))
         progress.update(status(8, restarts=[restart]))
         assert capsys.readouterr().err.splitlines().count("recovered in 600 ms: w1 was killed") == 1
 
     def test_a_problem_is_reported_when_it_begins_and_when_it_is_over(self, capsys: pytest.CaptureFixture[str]) -> None:
-        progress = Progress("plain", Tally({}))
+        progress = ProgressWriter("plain", Tally({}))
         for attempt in (1, 2):
             problem = {"code": "root_refused", "what": f"the root refuses it ({attempt})", "next": "look"}
             progress.update(status(7, problems=[problem]))
@@ -227,14 +227,14 @@ class TestProgress:
 
     def test_problems_are_part_of_json(self, capsys: pytest.CaptureFixture[str]) -> None:
         problem = {"code": "root_refused", "what": "the root refuses it", "next": "look"}
-        Progress("json", Tally({})).update(status(7, problems=[problem]))
+        ProgressWriter("json", Tally({})).update(status(7, problems=[problem]))
         assert json.loads(capsys.readouterr().out)["problems"] == [problem]
 
     def test_a_slow_start_is_shown_only_when_it_changes(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("holdfast.runtime.cli.start.progress.SHOW_EVERY_S", 0.0)
-        progress = Progress("plain", Tally({}))
+        progress = ProgressWriter("plain", Tally({}))
         for begun in (0, 0, 0, 1, 1):
             progress.update(status(state="starting", reason=f"{begun} of 2 workers have started"))
         assert capsys.readouterr().err.splitlines() == [
@@ -243,7 +243,7 @@ class TestProgress:
         ]
 
     def test_progress_none_shows_nothing(self, capsys: pytest.CaptureFixture[str]) -> None:
-        progress = Progress("none", Tally({}))
+        progress = ProgressWriter("none", Tally({}))
         progress.note("starting Spark")
         progress.update(status(7))
         progress.end(status(7), "stopped")
@@ -267,7 +267,7 @@ class TestShareOfARunWithAnEnd:
         tally = Tally({("words", 0): 600, ("words", 1): 1_000}, until=UNTIL)
         assert tally.take(status(700, 1_000), 0.0)["done"] == 0.25
 
-    def test_of_a_new_partition_begins_with_its_first_report_as_old_records_may_be_removed(self) -> None:
+    def test_the_share_of_a_new_partition_begins_with_its_first_report(self) -> None:
         tally = Tally({}, until={"words": {0: 1_000}})
         tally.take(status(900), 0.0)
         assert tally.take(status(950), 1.0)["done"] == 0.5
@@ -278,7 +278,7 @@ class TestShareOfARunWithAnEnd:
         assert (shown["done"], shown["left_ms"]) == (None, None)
         assert line(shown).startswith("epoch 5 | 100 records")
 
-    def test_of_records_and_bytes_is_that_of_the_slower(self) -> None:
+    def test_the_share_of_records_and_bytes_is_that_of_the_slower_source(self) -> None:
         tally = Tally({("words", 0): 0, ("lines", 0): 0}, ["lines"], {"words": {0: 10}, "lines": {0: 1_000_000}})
         assert tally.take(status(9), 0.0)["done"] == 0
 
@@ -291,7 +291,7 @@ class TestShareOfARunWithAnEnd:
         shown = Tally({("words", 0): 1_000}, until={"words": {0: 1_000}}).take(status(1_000), 0.0)
         assert line(shown).startswith("[####################] 100% | epoch 5")
 
-    def test_of_a_run_without_an_end_is_not_shown(self) -> None:
+    def test_a_run_without_an_end_shows_no_share(self) -> None:
         assert line(Tally({("words", 0): 0}).take(status(1), 0.0)).startswith("epoch 5")
 
 
@@ -299,7 +299,7 @@ class TestExplanations:
     """Numbers that look like faults."""
 
     def test_a_jump_of_epochs_is_explained_once(self, capsys: pytest.CaptureFixture[str]) -> None:
-        progress = Progress("plain", Tally({}))
+        progress = ProgressWriter("plain", Tally({}))
         for epoch in (4, 105, 206):
             progress.update(status(7, checkpoint={"epoch": epoch, "at": 0, "age_ms": 0, "duration_ms": 1, "bytes": 1}))
         (said,) = [text for text in capsys.readouterr().err.splitlines() if "follows" in text]
@@ -311,13 +311,13 @@ class TestExplanations:
     def test_records_that_stay_0_during_the_first_microbatch_are_explained(
         self, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        progress = Progress("plain", Tally({}))
+        progress = ProgressWriter("plain", Tally({}))
         for _ in range(2):
             progress.update(status(0, checkpoint=None, mode="microbatch"))
         assert capsys.readouterr().err.count("in microbatch mode records count when their epoch is complete") == 1
 
     def test_numbers_of_a_continuous_run_need_none(self, capsys: pytest.CaptureFixture[str]) -> None:
-        progress = Progress("plain", Tally({}))
+        progress = ProgressWriter("plain", Tally({}))
         progress.update(status(0, checkpoint=None, mode="continuous"))
         progress.update(status(7, mode="continuous"))
         assert not [said for said in capsys.readouterr().err.splitlines() if not said.startswith("epoch ")]
@@ -361,7 +361,7 @@ class TestStarting:
         starting.end()
 
     def test_a_run_that_cannot_begin_ends_the_line(self, capsys: pytest.CaptureFixture[str]) -> None:
-        progress = Progress("plain", Tally({}))
+        progress = ProgressWriter("plain", Tally({}))
         progress.note("starting Spark: its Java process")
         progress.close()
         progress.note("after it")

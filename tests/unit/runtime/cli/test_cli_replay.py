@@ -66,7 +66,7 @@ def job(tmp_path: Path, holdfast: Callable[..., Any]) -> Job:
 
 
 class TestWhy:
-    def test_of_an_operator_names_records_and_what_they_changed(self, job: Job) -> None:
+    def test_why_on_an_operator_names_records_and_their_changes(self, job: Job) -> None:
         ended = job.asked("why", "totals", "north", "--json")
         assert ended.status == 0, ended
         first, second = ended.json["epochs"]
@@ -83,17 +83,17 @@ class TestWhy:
         assert "3 records replayed, which equals the checkpoint" in shown
         assert "sales:1:0  shop=north amount=100.0  changed" in shown and "sales=3 turnover=104.0" in shown
 
-    def test_of_a_sink_with_a_key_shows_its_rows(self, job: Job) -> None:
+    def test_why_on_a_keyed_sink_shows_its_rows(self, job: Job) -> None:
         [epoch] = job.asked("why", "out", "south", "--at", "latest", "--json").json["epochs"]
         [cause] = epoch["causes"]
         assert cause["offset"] == 1
         assert cause["changes"][0]["after"] == {"shop": "south", "sales": 2, "turnover": 5.0}
 
-    def test_of_a_sink_without_a_key_takes_columns(self, job: Job) -> None:
+    def test_why_on_a_sink_without_a_key_takes_columns(self, job: Job) -> None:
         [first, second] = job.asked("why", "all", '{"shop": "north", "amount": 1.5}', "--json").json["epochs"]
         assert first["causes"] == [] and [each["offset"] for each in second["causes"]] == [2]
 
-    def test_of_a_key_that_never_was_says_so(self, job: Job) -> None:
+    def test_why_on_an_absent_key_reports_that_no_record_changed_it(self, job: Job) -> None:
         for arguments in (("totals", "west"), ("out", "west")):
             ended = job.asked("why", *arguments)
             assert ended.status == 0 and f"no record changed {arguments[0]}, key west" in ended.err
@@ -113,7 +113,7 @@ class TestWhy:
         ended = job.asked("why", *arguments)
         assert ended.status == 2 and what in ended.err and "Next:" in ended.err, ended
 
-    def test_of_a_name_instead_of_a_file_is_refused(self, job: Job) -> None:
+    def test_why_refuses_a_job_name_in_place_of_a_file(self, job: Job) -> None:
         ended = job.holdfast("why", "sales", "totals", "north", "--root", str(job.folder / "root"))
         assert ended.status == 2 and "'sales' is not a Python file" in ended.err
 
@@ -160,12 +160,12 @@ class TestBisect:
 
 
 class TestCheck:
-    def test_of_the_same_code_equals_every_checkpoint(self, job: Job) -> None:
+    def test_a_check_with_the_same_code_equals_every_checkpoint(self, job: Job) -> None:
         ended = job.asked("check", "--json")
         assert ended.status == 0
         assert [(each["records"], each["exact"]) for each in ended.json["epochs"]] == [(2, True), (3, True)]
 
-    def test_of_other_code_shows_what_differs_and_exits_with_4(self, job: Job) -> None:
+    def test_a_check_with_other_code_shows_the_differences_and_exits_with_4(self, job: Job) -> None:
         job.file.write_text(job.file.read_text().replace("turnover=hf.sum", "turnover=hf.max"))
         refused = job.asked("check")
         assert refused.status == 2, "its state cannot be read by this code"

@@ -13,7 +13,7 @@ from holdfast.checkpoint.repository import Repository
 from holdfast.errors import ConfigError, Damaged
 from holdfast.runtime.cli.operate.rewind import planned
 from holdfast.runtime.inspect.stored import Stored
-from holdfast.runtime.rewind.target import Wanted
+from holdfast.runtime.rewind.target import RewindPoint
 from holdfast.storage.objects import LocalObjects
 
 
@@ -55,18 +55,18 @@ class TestPlan:
     @pytest.mark.parametrize("times", [1, 3])
     def test_starts_over_if_a_checkpoint_expires_while_it_is_read(self, words: Words, times: int) -> None:
         before = stored(words, times)
-        after, base, shown, _ = planned(before, Wanted(at_us=1 << 60), words.plan, stop=False)
+        after, base, shown, _ = planned(before, RewindPoint(at_us=1 << 60), words.plan, stop=False)
         assert before.job.base_epoch < after.job.expired_through
         assert base in after.job.completed and shown["to"]["epoch"] == base.body.epoch
 
     def test_to_an_epoch_that_expires_during_the_plan_is_refused_as_too_old(self, words: Words) -> None:
         before = stored(words, 1)
         with pytest.raises(ConfigError, match=f"cannot be rewound to epoch {before.job.base_epoch}"):
-            planned(before, Wanted(epoch=before.job.base_epoch), words.plan, stop=False)
+            planned(before, RewindPoint(epoch=before.job.base_epoch), words.plan, stop=False)
 
     def test_names_a_missing_object_if_nothing_has_expired(self, words: Words) -> None:
         found = stored(words, 0)
         assert isinstance(found.store, Root)
         found.store.lost = found.job.completed[-1].body.manifest.path
         with pytest.raises(Damaged, match="is missing"):
-            planned(replace(found), Wanted(epoch=found.job.base_epoch), words.plan, stop=False)
+            planned(replace(found), RewindPoint(epoch=found.job.base_epoch), words.plan, stop=False)

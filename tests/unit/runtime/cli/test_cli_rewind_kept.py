@@ -278,7 +278,9 @@ def granted_to(words: Words, *accept: str) -> object:
 
 
 class TestPlan:
-    def test_of_a_running_job_stays_valid_over_newer_checkpoints(self, words: Words, capsys: Capture) -> None:
+    def test_the_rewind_plan_of_a_running_job_stays_valid_after_newer_checkpoints(
+        self, words: Words, capsys: Capture
+    ) -> None:
         to = ("--to-epoch", str(words.epochs[0]))
         first = plan(words, capsys, *to)
         words.say(d=4)

@@ -15,7 +15,7 @@ from holdfast.errors import ErrorReport, Fenced, JobFailed
 from holdfast.model import Generation, JobUuid
 from holdfast.runtime.cli.start.run import error_of, summary
 from holdfast.runtime.driver.master import taken_over
-from holdfast.runtime.execution.executing import Outcome
+from holdfast.runtime.execution.executing import RunOutcome
 from tests.unit.runtime.statuses import status_with
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class TestTheLastLine:
         for rewinds, said in ((0, "1 restart in 2.0 s"), (1, "1 restart, 1 rewind in 2.0 s")):
             restarts = [{"at": 1, "cause": "x", "generation": 2, "rewind": n > 0} for n in range(1 + rewinds)]
             line = summary(
-                prepared, Outcome("stopped", None, status_with(epochs=3, restarts=restarts)), "7 records", 2.0
+                prepared, RunOutcome("stopped", None, status_with(epochs=3, restarts=restarts)), "7 records", 2.0
             )
             assert said in line
 
@@ -160,7 +160,7 @@ class TestErrorOf:
             not_done="epoch 118 was not written",
             next="correct the job",
         )
-        error = error_of(Outcome("failed", cause, STATUS), "hot")
+        error = error_of(RunOutcome("failed", cause, STATUS), "hot")
         assert isinstance(error, JobFailed)
         assert str(error) == (
             "job 'hot' failed: no such column 'x'.\n"
@@ -170,13 +170,13 @@ class TestErrorOf:
         assert (error.exit_status, error.where.epoch) == (7, 118)
 
     def test_a_failure_without_a_cause_still_has_three_parts(self) -> None:
-        error = error_of(Outcome("failed", None, status_with()), "hot")
+        error = error_of(RunOutcome("failed", None, status_with()), "hot")
         assert error.not_done == "no epoch was completed"
         assert error.next_step
 
     def test_a_fenced_run_has_its_own_exit_status(self) -> None:
         theirs = joblog.Job(JobUuid("job"), "hot", 128, 0, 5, Generation(4))
-        error = error_of(Outcome("fenced", taken_over(theirs), STATUS), "hot")
+        error = error_of(RunOutcome("fenced", taken_over(theirs), STATUS), "hot")
         assert isinstance(error, Fenced)
         assert "generation 4" in error.what
 

@@ -167,7 +167,9 @@ class TestAbort:
         ended = holdfast("txn", "abort", job.file, "--apply")
         assert ended.status == 0 and f"records are still hidden in {job.topic}" in ended.err
 
-    def test_of_a_running_job_is_refused(self, job: Job, holdfast: Holdfast, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_abort_for_a_running_job_is_refused(
+        self, job: Job, holdfast: Holdfast, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         job.leave_open(job.id, job.topic)
 
         def renewed(_seconds: float) -> None:

@@ -42,7 +42,7 @@ def found(job: History, path: str) -> ErrorReport:
 class TestDamagedObject:
     """Each epoch of these histories needs the segments of all epochs before it, and its own staged output."""
 
-    def test_of_an_epoch_is_computed_again_from_the_checkpoint_before(self, history: Begin) -> None:
+    def test_a_damaged_epoch_is_recomputed_from_the_previous_checkpoint(self, history: Begin) -> None:
         job = history("hot")
         for epoch in (3, 4, 5, 6):
             job.checkpoint(epoch)
@@ -53,20 +53,20 @@ class TestDamagedObject:
             "takes the outputs back too; then run the job"
         )
 
-    def test_of_staged_output_is_computed_again_too(self, history: Begin) -> None:
+    def test_damaged_staged_output_is_recomputed_from_the_previous_checkpoint(self, history: Begin) -> None:
         job = history("hot")
         for epoch in (3, 4):
             job.checkpoint(epoch)
         assert "holdfast rewind JOB.py --to-epoch 3," in found(job, staged(4)).next
 
-    def test_that_every_checkpoint_needs_has_no_way_back_without_a_copy(self, history: Begin) -> None:
+    def test_an_object_needed_by_every_checkpoint_can_only_be_restored_from_a_copy(self, history: Begin) -> None:
         job = history("hot")
         for epoch in (3, 4):
             job.checkpoint(epoch)
         error = found(job, segment(3))
         assert "every retained checkpoint needs it" in error.next and "rewind" not in error.next
 
-    def test_that_the_last_checkpoint_does_not_need_keeps_its_advice(self, history: Begin) -> None:
+    def test_an_object_not_needed_by_the_last_checkpoint_keeps_its_advice(self, history: Begin) -> None:
         job = history("hot")
         for epoch in (3, 4):
             job.checkpoint(epoch)
@@ -83,7 +83,7 @@ class TestDamagedObject:
 
 
 class TestDamagedManifest:
-    def test_of_the_last_checkpoint_leads_a_start_to_the_one_before(self, history: Begin) -> None:
+    def test_a_damaged_last_manifest_directs_the_start_to_the_previous_checkpoint(self, history: Begin) -> None:
         job = history("hot")
         for epoch in (3, 4):
             job.checkpoint(epoch)

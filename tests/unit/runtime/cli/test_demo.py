@@ -19,8 +19,17 @@ from holdfast.errors import ConfigError
 from holdfast.examples import flights_data
 from holdfast.runtime.cli.main import main
 from holdfast.runtime.cli.start import demo_kill
-from holdfast.runtime.cli.start.demo import RECORDS_PER_S, Run, add_parser, describe, failed, in_log, prepare, show
-from holdfast.runtime.cli.start.demo_kill import DAEMON, InLog, Kill, Progress, Restart, WorkerSeen, kill_one, unproven
+from holdfast.runtime.cli.start.demo import RECORDS_PER_S, DemoRun, add_parser, describe, failed, in_log, prepare, show
+from holdfast.runtime.cli.start.demo_kill import (
+    DAEMON,
+    DemoKill,
+    InLog,
+    ProgressLine,
+    ProgressRestart,
+    WorkerSeen,
+    kill_one,
+    unproven,
+)
 from holdfast.storage.log.log import LogWriter, create_log
 from holdfast.storage.objects import open_objects
 
@@ -42,8 +51,8 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
     process.communicate()
 
 
-def seen(*workers: WorkerSeen) -> Progress:
-    return Progress(records_in=500, generation=1, workers=list(workers))
+def seen(*workers: WorkerSeen) -> ProgressLine:
+    return ProgressLine(records_in=500, generation=1, workers=list(workers))
 
 
 class TestArguments:
@@ -59,8 +68,8 @@ class TestShow:
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.setattr("holdfast.runtime.cli.start.demo.LINE_EVERY_S", 0.0)
-        run = Run(Path("unused"))
-        told = (Progress(), Progress(), Progress(generation=1), Progress(generation=1), seen(), seen())
+        run = DemoRun(Path("unused"))
+        told = (ProgressLine(), ProgressLine(), ProgressLine(generation=1), ProgressLine(generation=1), seen(), seen())
         for run.last in told:
             show(run, 1_000)
         assert capsys.readouterr().err.splitlines() == [
@@ -73,15 +82,15 @@ class TestShow:
 class TestKillOne:
     def test_a_worker_with_a_subtask_is_killed_and_its_end_confirmed(self, child: subprocess.Popen[bytes]) -> None:
         kill = kill_one(seen(WorkerSeen("w1", child.pid, [0])), os.getpid(), logged)
-        assert kill == Kill("worker w1", child.pid, 500, 1, gone=True, epoch=4)
+        assert kill == DemoKill("worker w1", child.pid, 500, 1, gone=True, epoch=4)
         assert child.wait() == -9
 
     def test_the_generation_is_that_of_the_kill_and_not_of_an_older_line(self, child: subprocess.Popen[bytes]) -> None:
         kill = kill_one(seen(WorkerSeen("w1", child.pid, [0])), os.getpid(), lambda: InLog(2, 4))
         assert kill is not None
-        kill.look(Progress(records_in=900, generation=2))
+        kill.look(ProgressLine(records_in=900, generation=2))
         assert not kill.recovered, "the line was in the pipe before the kill"
-        kill.look(Progress(records_in=901, generation=3))
+        kill.look(ProgressLine(records_in=901, generation=3))
         assert kill.recovered
 
     def test_a_worker_that_has_ended_is_not_killed(self, child: subprocess.Popen[bytes]) -> None:
@@ -156,41 +165,43 @@ class TestKillATask:
 
     @pytest.mark.parametrize("daemon", [WORKS], indirect=True)
     def test_lines_from_before_the_kill_prove_nothing(self, daemon: subprocess.Popen[bytes]) -> None:
-        kill = kill_one(Progress(records_in=500, epoch=4, generation=1), os.getpid(), lambda: InLog(1, 9), "microbatch")
+        kill = kill_one(
+            ProgressLine(records_in=500, epoch=4, generation=1), os.getpid(), lambda: InLog(1, 9), "microbatch"
+        )
         assert kill is not None
         for epoch in range(5, 11):  # the tenth was being run when its task was killed
-            kill.look(Progress(records_in=100 * epoch, epoch=epoch, generation=1))
+            kill.look(ProgressLine(records_in=100 * epoch, epoch=epoch, generation=1))
             assert not kill.recovered
-        kill.look(Progress(records_in=900, epoch=11, generation=1))
+        kill.look(ProgressLine(records_in=900, epoch=11, generation=1))
         assert not kill.recovered, "it has read nothing more"
-        kill.look(Progress(records_in=1_000, epoch=11, generation=1))
+        kill.look(ProgressLine(records_in=1_000, epoch=11, generation=1))
         assert kill.recovered
 
     def test_epochs_with_more_records_prove_the_recovery(self) -> None:
-        kill = Kill("a task", 77, 500, 1, gone=True, epoch=4, mode="microbatch")
+        kill = DemoKill("a task", 77, 500, 1, gone=True, epoch=4, mode="microbatch")
         for epoch, records in ((5, 900), (6, 500)):
-            kill.look(Progress(records_in=records, epoch=epoch, generation=1))
-            assert not kill.recovered and "epoch 4" in unproven(kill, Progress(epoch=5))[0]
-        kill.look(Progress(records_in=900, epoch=6, generation=1))
-        assert unproven(kill, Progress(epoch=6)) == []
+            kill.look(ProgressLine(records_in=records, epoch=epoch, generation=1))
+            assert not kill.recovered and "epoch 4" in unproven(kill, ProgressLine(epoch=5))[0]
+        kill.look(ProgressLine(records_in=900, epoch=6, generation=1))
+        assert unproven(kill, ProgressLine(epoch=6)) == []
 
 
 class TestProof:
-    KILL = Kill("w1", 77, 500, 1, gone=True, recovered=True)
+    KILL = DemoKill("w1", 77, 500, 1, gone=True, recovered=True)
 
     def test_a_kill_with_a_recovery_leaves_nothing_unproven(self) -> None:
-        assert unproven(self.KILL, Progress(generation=2, restarts=[Restart(recovery_ms=400)])) == []
+        assert unproven(self.KILL, ProgressLine(generation=2, restarts=[ProgressRestart(recovery_ms=400)])) == []
 
     def test_a_run_without_a_kill_proves_nothing(self) -> None:
-        assert len(unproven(None, Progress(generation=2))) == 1
+        assert len(unproven(None, ProgressLine(generation=2))) == 1
 
     def test_a_kill_without_a_newer_generation_proves_nothing(self) -> None:
-        kill = Kill("w1", 77, 500, 1, gone=True)
-        assert len(unproven(kill, Progress(generation=1))) == 1
+        kill = DemoKill("w1", 77, 500, 1, gone=True)
+        assert len(unproven(kill, ProgressLine(generation=1))) == 1
 
     def test_a_process_that_survived_the_kill_is_reported(self) -> None:
-        kill = Kill("w1", 77, 500, 1, gone=False, recovered=True)
-        assert "77" in unproven(kill, Progress(generation=2))[0]
+        kill = DemoKill("w1", 77, 500, 1, gone=False, recovered=True)
+        assert "77" in unproven(kill, ProgressLine(generation=2))[0]
 
 
 class TestReport:
@@ -210,7 +221,7 @@ class TestReport:
         ("recovered", "line"), [(False, "recovered    not shown"), (True, "recovered    epochs after 4 were completed")]
     )
     def test_a_recovery_is_reported_only_if_it_was_seen(self, recovered: bool, line: str) -> None:
-        kill = Kill("a task", 77, 500, 1, gone=True, recovered=recovered, epoch=4, mode="microbatch")
+        kill = DemoKill("a task", 77, 500, 1, gone=True, recovered=recovered, epoch=4, mode="microbatch")
         assert line in describe(self.RESULT | {"killed": asdict(kill)}).splitlines()
 
 
@@ -272,6 +283,6 @@ class TestFolder:
 
 class TestFailed:
     def test_a_run_that_the_demo_ended_is_reported_as_ended_by_it(self, tmp_path: Path) -> None:
-        error = failed(Run(tmp_path, last=Progress(records_in=1_234), too_long=True), -9)
+        error = failed(DemoRun(tmp_path, last=ProgressLine(records_in=1_234), too_long=True), -9)
         assert "the demo ended it" in error.what and "1,234 records" in error.what
         assert error.exit_status == 7

@@ -48,11 +48,13 @@ class TestThePlan:
         changes, _ = changed.plan(capsys, "--drop-state", "nope")
         assert [each["what"] for each in changes["refused"]][1:] == ["no state is kept for nope"]
 
-    def test_of_a_job_without_a_checkpoint_refuses_every_name(self, tmp_path: Any, capsys: Capture) -> None:
+    def test_a_drop_state_plan_without_a_checkpoint_refuses_every_name(self, tmp_path: Any, capsys: Capture) -> None:
         changes, _ = Orders(tmp_path).plan(capsys, "--drop-state", "totals")
         assert [each["what"] for each in changes["refused"]] == ["no state is kept for totals"]
 
-    def test_of_a_removed_operator_names_what_is_no_longer_read(self, orders: Orders, capsys: Capture) -> None:
+    def test_a_drop_state_plan_for_a_removed_operator_names_the_unread_state(
+        self, orders: Orders, capsys: Capture
+    ) -> None:
         orders.change('agg("totals"', 'agg("sums"')
         changes, text = orders.plan(capsys, "--drop-state", "totals")
         assert changes["refused"] == [] and "operator 'totals' gives up its state\n    no operator reads it" in text
@@ -133,7 +135,7 @@ class TestTheStart:
             "--drop-state totals has been carried out: for the state kept since, write totals#2"
         )
 
-    def test_of_one_aggregate_is_not_repeated_either(self, changed: Orders) -> None:
+    def test_a_start_that_drops_one_aggregate_does_not_drop_it_again(self, changed: Orders) -> None:
         for total in (10, 20):
             changed.start("totals.total")
             changed.order(a=1)
@@ -162,7 +164,7 @@ class TestTheNumberOfAnOperator:
         assert numbers(orders) == [("totals", 1, True), ("sums", 2, True), ("totals", 3, False)]
         assert orders.totals() == {"a": 5, "b": 2}
 
-    def test_of_another_operator_is_unaffected(self, orders: Orders, capsys: Capture) -> None:
+    def test_the_number_of_another_operator_is_unaffected(self, orders: Orders, capsys: Capture) -> None:
         orders.code += OTHER
         orders.start()
         orders.order(a=1)

@@ -16,7 +16,7 @@ from holdfast.model import NO_EPOCH, Epoch
 from holdfast.runtime.cli.start.jobfile import load
 from holdfast.runtime.cli.start.run import late_so_far, summary
 from holdfast.runtime.config.settings import resolve
-from holdfast.runtime.execution.executing import Outcome
+from holdfast.runtime.execution.executing import RunOutcome
 from holdfast.runtime.execution.prepare import prepare
 from holdfast.runtime.inspect.stored import open_job
 from holdfast.runtime.job import status
@@ -65,7 +65,7 @@ class Job:
         cluster.driver.stop()
         cluster.pass_time(5)
         assert cluster.driver.outcome == ("stopped", None)
-        ended = Outcome("stopped", None, status.of_run(cluster.driver.state, "", "", None))
+        ended = RunOutcome("stopped", None, status.of_run(cluster.driver.state, "", "", None))
         return summary(prepared, ended, f"{len(seconds)} records", 1.0, before)
 
 
@@ -120,7 +120,7 @@ class TestLateCountsInTheManifest:
     def test_are_left_out_if_no_record_can_be_late(self) -> None:
         assert b'"late":{' not in msgspec.json.encode(self.audited(0, None, None))
 
-    def test_of_an_older_version_are_unknown(self, job: Job) -> None:
+    def test_late_counts_in_manifests_of_an_older_version_are_unknown(self, job: Job) -> None:
         assert status.late_of(None) is None
         job.run(1, 30, 2)
         stored = open_job(str(job.root), "hot")

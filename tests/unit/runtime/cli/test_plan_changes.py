@@ -285,7 +285,7 @@ class TestKeyGroups:
         assert prepare(app.plan(), resolve(app, env={"HOLDFAST_KEY_GROUPS": "16"})).plan.key_groups == 16
         assert prepare(app.plan(), resolve(app, spark_conf={"spark.holdfast.key_groups": "32"})).plan.key_groups == 32
 
-    def test_that_differ_from_those_of_the_job_are_refused_with_their_origin(self, orders: Orders) -> None:
+    def test_key_groups_that_differ_from_the_jobs_are_refused_with_their_origin(self, orders: Orders) -> None:
         app = load(orders.file)
         with pytest.raises(ConfigError, match=r"key_groups=128, but now has key_groups=16 \(origin: environment\)"):
             prepare(app.plan(), resolve(app, env={"HOLDFAST_KEY_GROUPS": "16"}))

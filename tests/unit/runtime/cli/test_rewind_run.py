@@ -55,12 +55,12 @@ def rewind(words: Words, live: Live, sinks: Sequence[SinkSpec] | None = None, ti
 
 
 class TestLastStatus:
-    def test_of_a_rewind_is_not_overwritten_by_an_earlier_one(self, words: Words) -> None:
+    def test_the_last_status_of_a_rewind_is_not_overwritten_by_an_earlier_status(self, words: Words) -> None:
         live = Live()
         rewind(words, live)
         assert live.ends_as("stopped")
 
-    def test_of_a_failed_rewind_is_not_overwritten_by_an_earlier_one(self, words: Words) -> None:
+    def test_the_last_status_of_a_failed_rewind_is_not_overwritten_by_an_earlier_status(self, words: Words) -> None:
         with (words.folder / "out.db").open("r+b") as file:
             file.seek(100)
             file.write(b"\xff" * 3900)
@@ -71,7 +71,7 @@ class TestLastStatus:
 
 
 class TestTimeout:
-    def test_that_is_too_short_for_repairs_is_refused_before_anything_is_written(self, words: Words) -> None:
+    def test_a_timeout_too_short_for_repairs_is_refused_before_any_write(self, words: Words) -> None:
         to = ("--to-epoch", str(words.epochs[0]), "--apply")
         assert main(["rewind", words.file, *to, "--timeout", "1ms"]) == 2
         assert words.job.timeline == 1

@@ -12,7 +12,7 @@ from holdfast.model import Barrier, ChannelId, Epoch, Subtask, Watermark
 from holdfast.runtime.microbatch.blocks import (
     BLOCK_BYTES,
     Attempt,
-    Inbox,
+    BlockInbox,
     Outbox,
     Parcel,
     Result,
@@ -32,8 +32,8 @@ def rows(first: int, count: int = 3) -> pa.RecordBatch:
     return pa.record_batch([numbers, [f"row {n}" for n in numbers]], schema=SCHEMA)
 
 
-def inbox(layer: int = 1) -> Inbox:
-    return Inbox(layer, MINE, {0: SCHEMA, 1: SCHEMA})
+def inbox(layer: int = 1) -> BlockInbox:
+    return BlockInbox(layer, MINE, {0: SCHEMA, 1: SCHEMA})
 
 
 def sent(*frames: Frame, attempt: str = "a", layer: int = 1) -> list[Parcel]:
@@ -45,7 +45,7 @@ def sent(*frames: Frame, attempt: str = "a", layer: int = 1) -> list[Parcel]:
     return parcels
 
 
-def taken(into: Inbox, parcels: list[Parcel]) -> list[tuple[ChannelId, Frame]]:
+def taken(into: BlockInbox, parcels: list[Parcel]) -> list[tuple[ChannelId, Frame]]:
     return [frame for parcel in parcels for frame in into.take(parcel.data) or []]
 
 
@@ -66,7 +66,7 @@ class TestFrames:
         random.Random(seed).shuffle(parcels)
         assert [frame for _, frame in taken(inbox(), parcels)] == [*frames, BARRIER]
 
-    def test_of_rows_are_aligned_wherever_the_block_lies(self) -> None:
+    def test_frames_of_rows_are_aligned_at_any_block_address(self) -> None:
         (parcel,) = sent(rows(0))
         shifted = memoryview(b"x" + parcel.data)[1:]
         ((_, batch),) = inbox().take(shifted) or []
@@ -89,7 +89,7 @@ class TestFrames:
 
 
 class TestAttempts:
-    def test_that_were_read_are_known(self) -> None:
+    def test_attempts_that_were_read_are_known(self) -> None:
         into = inbox()
         taken(into, sent(rows(0)))
         assert into.read_from == (Attempt(0, OTHER, "a"),)

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from holdfast.runtime.microbatch.job_watch import JobWatch, Stage
+from holdfast.runtime.microbatch.job_watch import JobWatch, LayerProgress
 
 FRAGMENTS = tuple(SimpleNamespace(calls=lambda names=names: names) for names in (["parse"], [], ["score", "map 2"]))
 PLAN: Any = SimpleNamespace(fragments=FRAGMENTS)
@@ -30,14 +30,14 @@ def test_how_long_spark_has_had_no_executor_is_known(counts: list[int], said: li
 
 def test_tasks_that_take_long_are_named_with_the_functions_that_they_call() -> None:
     watch = JobWatch(PLAN, LAYERS, 100.0)
-    assert watch.look(109.0, 2, [Stage(4, 1, 0)]) == "", "a task has ended since the last look"
-    said = watch.look(113.0, 2, [Stage(4, 1, 0)])
+    assert watch.look(109.0, 2, [LayerProgress(4, 1, 0)]) == "", "a task has ended since the last look"
+    said = watch.look(113.0, 2, [LayerProgress(4, 1, 0)])
     assert said == (
         "its Spark job has run for 13 s; 3 of 4 tasks of stage 1 of 2 still run; "
         "they call the Python function of step 'parse'"
     )
-    assert watch.look(114.0, 2, [Stage(4, 4, 0), Stage(4, 0, 2)]) == "", "the next stage runs"
-    said = watch.look(118.0, 2, [Stage(4, 4, 0), Stage(4, 0, 2)])
+    assert watch.look(114.0, 2, [LayerProgress(4, 4, 0), LayerProgress(4, 0, 2)]) == "", "the next stage runs"
+    said = watch.look(118.0, 2, [LayerProgress(4, 4, 0), LayerProgress(4, 0, 2)])
     assert "4 of 4 tasks of stage 2 of 2 still run, 2 attempts have failed; they call" in said
     assert said.endswith("the Python function of step 'score', the Python function of step 'map 2'")
 

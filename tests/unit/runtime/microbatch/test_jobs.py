@@ -18,7 +18,7 @@ from holdfast.runtime.job import status
 from holdfast.runtime.job.explain import findings
 from holdfast.runtime.microbatch import machine
 from holdfast.runtime.spark.batch_jobs import _job_ended
-from holdfast.runtime.testing.batches import Faults
+from holdfast.runtime.testing.batches import TaskFaults
 from holdfast.testing import TestDriver
 from tests.unit.runtime.test_local_refusal import NoBases
 
@@ -54,7 +54,7 @@ def shown(t: TestDriver) -> dict[int, int]:
     return {row["page"]: row["users"] for row in t.rows("out")}
 
 
-def faults_of(t: TestDriver) -> Faults:
+def faults_of(t: TestDriver) -> TaskFaults:
     assert t.cluster.batches is not None
     return t.cluster.batches.jobs.faults
 
@@ -88,13 +88,13 @@ class TestFaults:
     @pytest.mark.parametrize("seed", range(4))
     @pytest.mark.parametrize(
         ("what", "faults"),
-        [("lost", Faults(losses=0.3)), ("twice", Faults(twice=0.7)), ("failed", Faults(fails=0.1))],
+        [("lost", TaskFaults(losses=0.3)), ("twice", TaskFaults(twice=0.7)), ("failed", TaskFaults(fails=0.1))],
         ids=["output lost after it was read", "tasks run twice", "jobs fail"],
     )
-    def test_results_are_exact(self, what: str, faults: Faults, seed: int) -> None:
+    def test_results_are_exact(self, what: str, faults: TaskFaults, seed: int) -> None:
         with TestDriver(app(), parallelism=3, seed=seed) as t:
             assert t.cluster.batches is not None
-            faults = t.cluster.batches.jobs.faults = Faults(faults.losses, faults.twice, faults.fails)
+            faults = t.cluster.batches.jobs.faults = TaskFaults(faults.losses, faults.twice, faults.fails)
             for first in range(0, 60, 15):
                 t.push("visits", [visit(number) for number in range(first, first + 15)], partition=first % 4)
                 t.checkpoint()
@@ -136,11 +136,11 @@ class TestFaults:
             t.push("visits", [visit(number) for number in range(5)])
             t.checkpoint()
             assert t.cluster.batches is not None
-            t.cluster.batches.jobs.faults = Faults(fails=1.0)
+            t.cluster.batches.jobs.faults = TaskFaults(fails=1.0)
             t.push("visits", [visit(number) for number in range(5, 30)])
             t.advance("10m")
             assert 2 < t.cluster.driver.state.job.generation < 15
-            t.cluster.batches.jobs.faults = Faults()
+            t.cluster.batches.jobs.faults = TaskFaults()
             t.advance("2m")
             assert shown(t) == expected(range(30))
 

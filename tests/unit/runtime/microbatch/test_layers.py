@@ -51,7 +51,7 @@ class TestLayers:
 
 
 class TestRefusal:
-    def test_of_a_sink_that_is_written_immediately(self) -> None:
+    def test_a_sink_with_immediate_writes_is_refused(self) -> None:
         job = app()
         visits = job.source("visits", hf.Log("in", Visit), partitioned_by=["page"])
         visits.sink("last", hf.SQLite("out.db", table="last", key=["page"], delivery="idempotent"))
@@ -67,7 +67,7 @@ class TestRefusal:
             (hf.Generator(Visit, lambda i: Visit("a", i), count=10), False),
         ],
     )
-    def test_of_a_source_without_an_end_at_any_time(self, source: hf.Generator, refused: bool) -> None:
+    def test_a_source_without_an_end_is_refused_at_any_time(self, source: hf.Generator, refused: bool) -> None:
         job = app()
         job.source("visits", source).sink("out", hf.Log("out"))
         if not refused:
@@ -77,7 +77,7 @@ class TestRefusal:
             refuse(refusal(job.plan()))
         assert error.value.next_step == "give the generator a count or a rate, or run it with --mode continuous"
 
-    def test_of_a_source_of_another_package_gives_its_own_advice(self) -> None:
+    def test_a_source_from_another_package_gives_its_own_advice(self) -> None:
         class Ticker(hf.Generator[Visit]):
             @property
             def traits(self) -> SourceTraits:

@@ -28,9 +28,9 @@ from holdfast.model import (
 )
 from holdfast.runtime.microbatch import machine
 from holdfast.runtime.microbatch.blocks import Attempt, Result
-from holdfast.runtime.microbatch.machine import Acked, Batches, Idle, Running
+from holdfast.runtime.microbatch.machine import Acked, Batches, BatchIdle, BatchRunning
 from holdfast.runtime.wire import messages as m
-from holdfast.runtime.worker.protocol import Deliver
+from holdfast.runtime.worker.protocol import QueueOutput
 
 GENERATION = Generation(3)
 PLACES = (("in", 0), ("in", 1))
@@ -42,7 +42,7 @@ def deploy(subtask: int, **changed: Any) -> m.Deploy:
     at = SourcePosition("in", subtask, 0)
     handle = SnapshotHandle(Subtask(subtask), (subtask * 4, subtask * 4 + 4), (), NO_EPOCH, ())
     peers = tuple(m.Peer(Subtask(number), WorkerId(f"w{number}"), ("here", 0)) for number in range(2))
-    role = m.Active(Subtask(subtask))
+    role = m.ActiveRole(Subtask(subtask))
     given = JobUuid("job"), GENERATION, Timeline(1), Epoch(5), NO_EPOCH, role, peers, handle, (at,), (), ()
     return msgspec.structs.replace(m.Deploy(*given), **changed)
 
@@ -86,7 +86,7 @@ def acked(state: Batches | None = None, epoch: int = 5) -> Batches:
 class TestJobs:
     def test_a_trigger_starts_one_job_although_every_subtask_gets_it(self) -> None:
         state, effects = machine.triggered(begun(), trigger(5), UNTIL)
-        assert effects == [machine.Run(1, trigger(5), UNTIL)]
+        assert effects == [machine.StartJob(1, trigger(5), UNTIL)]
         assert machine.triggered(state, trigger(5), {}) == (state, [])
 
     def test_a_trigger_of_another_generation_starts_none(self) -> None:
@@ -96,7 +96,7 @@ class TestJobs:
     def test_a_later_epoch_ends_the_job_of_one_that_was_given_up(self) -> None:
         state, _ = machine.triggered(begun(), trigger(5), UNTIL)
         state, effects = machine.triggered(state, trigger(6), UNTIL)
-        assert effects == [machine.Cancel(1), machine.Run(2, trigger(6), UNTIL)]
+        assert effects == [machine.CancelJob(1), machine.StartJob(2, trigger(6), UNTIL)]
         assert machine.finished(state, 1, results(), 2) == (state, [])
 
     def test_the_last_barrier_is_remembered(self) -> None:
@@ -104,31 +104,31 @@ class TestJobs:
 
     def test_numbers_of_jobs_go_on_over_generations(self) -> None:
         state, effects = machine.triggered(begun(jobs=7), trigger(5), UNTIL)
-        assert effects == [machine.Run(8, trigger(5), UNTIL)] and state.job == 8
+        assert effects == [machine.StartJob(8, trigger(5), UNTIL)] and state.job == 8
 
     def test_a_job_that_fails_runs_again_from_the_same_offsets_and_then_fails_the_generation(self) -> None:
         state, _ = machine.triggered(begun(), trigger(5), UNTIL)
         for _ in range(machine.ATTEMPTS_MAX - 1):
             state, effects = machine.failed_job(state, state.job, PASSING)
-            assert effects == [machine.Run(state.job, trigger(5), UNTIL)]
+            assert effects == [machine.StartJob(state.job, trigger(5), UNTIL)]
         state, effects = machine.failed_job(state, state.job, PASSING)
-        assert effects == [machine.Fail(PASSING, permanent=False)]
-        assert isinstance(state.phase, Idle)
+        assert effects == [machine.FailGeneration(PASSING, permanent=False)]
+        assert isinstance(state.phase, BatchIdle)
 
     def test_an_error_that_would_recur_is_not_tried_again(self) -> None:
         state, _ = machine.triggered(begun(), trigger(5), UNTIL)
         failed = Result(Attempt(0, Subtask(0), "a"), error=PASSING, permanent=True)
-        assert machine.finished(state, 1, [failed], 2)[1] == [machine.Fail(PASSING, permanent=True)]
+        assert machine.finished(state, 1, [failed], 2)[1] == [machine.FailGeneration(PASSING, permanent=True)]
 
     def test_tasks_that_a_source_or_the_root_refuses_wait_ever_longer_and_fail_no_generation(self) -> None:
         state, _ = machine.triggered(begun(), trigger(5), UNTIL)
         refused, waits = Result(Attempt(0, Subtask(0), "a"), error=PASSING), []
         for _ in range(2 * machine.ATTEMPTS_MAX):
             state, effects = machine.finished(state, state.job, [refused], 2)
-            assert [effect.until for effect in effects if isinstance(effect, machine.Run)] == [UNTIL]
-            waits += [effect.after_s for effect in effects if isinstance(effect, machine.Run)]
+            assert [effect.until for effect in effects if isinstance(effect, machine.StartJob)] == [UNTIL]
+            waits += [effect.after_s for effect in effects if isinstance(effect, machine.StartJob)]
         assert waits == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0]
-        assert isinstance(state.phase, Running) and state.phase.refused == PASSING.what
+        assert isinstance(state.phase, BatchRunning) and state.phase.refused == PASSING.what
 
     def test_the_end_of_an_older_job_changes_nothing(self) -> None:
         state, _ = machine.triggered(begun(), trigger(5), UNTIL)
@@ -141,7 +141,7 @@ class TestResults:
     def test_all_results_become_one_part_per_subtask(self) -> None:
         state, _ = machine.triggered(begun(), trigger(5), UNTIL)
         state, effects = machine.finished(state, 1, results(), 2)
-        parts = [effect.part for effect in effects if isinstance(effect, machine.SendAck)]
+        parts = [effect.part for effect in effects if isinstance(effect, machine.AckPart)]
         assert [part.subtask for part in parts] == [0, 1]
         assert [at.offset for at in parts[0].positions] == [10]
         assert parts[1].staged["out"] == Staged((ref("staged-0-1"), ref("staged-1-1")), 4)
@@ -157,7 +157,7 @@ class TestResults:
             for subtask in range(2)
         ]
         state, effects = machine.finished(state, 1, [*results(), *third], 3)
-        part = next(effect.part for effect in effects if isinstance(effect, machine.SendAck))
+        part = next(effect.part for effect in effects if isinstance(effect, machine.AckPart))
         assert part.segment is not None and part.segment.object.path == "segment-1-0"
         assert [each.object.path for each in part.further] == ["deeper-0"]
         state, _ = machine.committed(state, Cut(Epoch(5), "hash"))
@@ -181,8 +181,8 @@ class TestResults:
     def test_results_that_do_not_fit_together_run_the_job_again(self, wrong: list[Result]) -> None:
         state, _ = machine.triggered(begun(), trigger(5), UNTIL)
         state, effects = machine.finished(state, 1, wrong, 2)
-        assert effects == [machine.Run(2, trigger(5), UNTIL)]
-        assert isinstance(state.phase, Running)
+        assert effects == [machine.StartJob(2, trigger(5), UNTIL)]
+        assert isinstance(state.phase, BatchRunning)
 
 
 class TestOutcome:
@@ -193,18 +193,18 @@ class TestOutcome:
         state, effects = machine.committed(state, Cut(Epoch(5), "hash"))
         assert {at.offset for at in state.positions.values()} == {10, 20}
         assert [each.object.path for each in state.handles[1].segments] == ["segment-1-1"]
-        assert kinds(effects) == ["Deliver", "Deliver"]
-        assert state.cut == Cut(Epoch(5), "hash") and isinstance(state.phase, Idle)
+        assert kinds(effects) == ["QueueOutput", "QueueOutput"]
+        assert state.cut == Cut(Epoch(5), "hash") and isinstance(state.phase, BatchIdle)
 
     def test_a_barrier_may_be_the_first_to_tell_of_the_commit(self) -> None:
         state, effects = machine.triggered(acked(), trigger(6, committed=5), UNTIL)
-        assert kinds(effects) == ["Deliver", "Deliver", "Run"]
+        assert kinds(effects) == ["QueueOutput", "QueueOutput", "StartJob"]
         state, effects = machine.committed(state, Cut(Epoch(5), "hash"))
         assert effects == [] and state.cut.manifest == "hash"
 
     def test_an_epoch_that_was_given_up_leaves_nothing(self) -> None:
         state, effects = machine.triggered(acked(), trigger(6), UNTIL)
-        assert kinds(effects) == ["Run"]
+        assert kinds(effects) == ["StartJob"]
         assert {at.offset for at in state.positions.values()} == {0}
         assert all(handle.segments == () for handle in state.handles)
 
@@ -215,7 +215,7 @@ class TestOutcome:
 
     def test_delivers_under_the_tag_of_the_epoch(self) -> None:
         _, effects = machine.committed(acked(), Cut(Epoch(5), "hash"))
-        pending = [effect.pending for effect in effects if isinstance(effect, Deliver)]
+        pending = [effect.pending for effect in effects if isinstance(effect, QueueOutput)]
         assert [each.writer for each in pending] == [Writer("out", Subtask(0)), Writer("out", Subtask(1))]
         assert {each.tag.epoch for each in pending} == {5}
 
@@ -248,9 +248,9 @@ class TestMerges:
 
     def test_a_merge_begins_when_it_is_due_and_is_not_begun_twice(self) -> None:
         state, effects = self.after(2)
-        assert [effect.subtask for effect in effects if isinstance(effect, machine.Compact)] == [0, 1]
+        assert [effect.subtask for effect in effects if isinstance(effect, machine.CompactSubtask)] == [0, 1]
         state = acked(state, 7)
-        assert "Compact" not in kinds(machine.committed(state, Cut(Epoch(7), "hash"))[1])
+        assert "CompactSubtask" not in kinds(machine.committed(state, Cut(Epoch(7), "hash"))[1])
 
     def test_a_merge_goes_into_every_ack_until_one_of_their_epochs_completes(self) -> None:
         state, _ = self.after(2)
@@ -271,4 +271,4 @@ def test_the_error_that_others_follow_from_is_reported() -> None:
     missing = Result(Attempt(1, Subtask(0), "b"), error=PASSING)
     cause = Result(Attempt(0, Subtask(1), "a"), error=bad, permanent=True)
     _, effects = machine.finished(state, state.job, [result(0, 0), missing, cause], 2)
-    assert effects == [machine.Fail(bad, permanent=True)]
+    assert effects == [machine.FailGeneration(bad, permanent=True)]

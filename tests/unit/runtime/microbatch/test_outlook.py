@@ -62,7 +62,10 @@ class Seen:
         self.clock, self.source, specs = VirtualClock(), Source(), {"in": Spec(), "other": Spec()}
         self.other = Source()
         opened: Any = {"in": self.source, "other": self.other}
-        self.outlook = outlook.Outlook(opened, specs, self.clock, lambda _: Now(), {}, {}, lambda: None, lambda _: None)  # type: ignore[arg-type]
+        of_source: Any = specs
+        self.outlook = outlook.SourceOutlook(
+            opened, of_source, self.clock, lambda _: Now(), {}, {}, lambda: None, lambda _: None
+        )
 
     def silent(self, seconds: int, *offsets: int) -> dict[tuple[str, int], bool]:
         positions = {place: SourcePosition(*place, at) for place, at in zip(PLACES, offsets, strict=True)}

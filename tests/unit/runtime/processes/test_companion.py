@@ -20,16 +20,16 @@ from patience import WALL_S, wait
 
 from holdfast.model import WorkerId
 from holdfast.runtime.processes import control
-from holdfast.runtime.processes.companion import Board, Companion, _is_stopped, _Process
+from holdfast.runtime.processes.companion import Board, CompanionHandle, _is_stopped, _Process
 from holdfast.runtime.processes.control import ControlClient, ControlServer
 from holdfast.runtime.processes.streams import StreamClosed, connect
 from holdfast.runtime.processes.tls import Credentials, make_credentials
 from holdfast.runtime.wire import messages as m
-from holdfast.runtime.wire.vitals import Limits
+from holdfast.runtime.wire.vitals import CompanionLimits
 
 WORKER = WorkerId("w")
 MARKS = ("source: s", "function: map parse")
-QUICK = Limits(every=0.05, hung_after=60.0, session_timeout=60.0)
+QUICK = CompanionLimits(every=0.05, hung_after=60.0, session_timeout=60.0)
 
 # A worker of its own process: registers, starts its companion, marks a function, and then obeys commands.
 WORKER_PROGRAM = """
@@ -98,7 +98,7 @@ def plain() -> Iterator[Driver]:
 class Worker:
     """A worker process."""
 
-    def __init__(self, driver: Driver, limits: Limits = QUICK) -> None:
+    def __init__(self, driver: Driver, limits: CompanionLimits = QUICK) -> None:
         task = [driver.server.address[1], (b"s" * 32).hex(), asdict(limits), MARKS]
         self.process = subprocess.Popen(
             [sys.executable, "-c", WORKER_PROGRAM, msgspec.json.encode(task).decode()],
@@ -123,7 +123,7 @@ class Worker:
 def working(plain: Driver) -> Iterator[Callable[..., Worker]]:
     made: list[Worker] = []
 
-    def start(limits: Limits = QUICK) -> Worker:
+    def start(limits: CompanionLimits = QUICK) -> Worker:
         made.append(Worker(plain, limits))
         return made[-1]
 
@@ -147,7 +147,7 @@ class TestACompanion:
     ) -> None:
         client, board = driver.register(credentials), Board(MARKS)
         hello = msgspec.msgpack.encode(m.Companion(WORKER))
-        companion = Companion(board, driver.server.address, credentials, hello, QUICK)
+        companion = CompanionHandle(board, driver.server.address, credentials, hello, QUICK)
         assert companion.pid is not None
         board.mark(MARKS[1])
         wait(lambda: len(driver.said(m.Vitals)) > 2, "a word of the companion")
@@ -166,7 +166,7 @@ class TestACompanion:
         secret = Credentials(b"s" * 32)
         client, board = plain.register(secret), Board(MARKS)
         hello = msgspec.msgpack.encode(m.Companion(WORKER))
-        limits = Limits(every=0.2, hung_after=60.0, session_timeout=60.0)
+        limits = CompanionLimits(every=0.2, hung_after=60.0, session_timeout=60.0)
         stop, pause = threading.Event(), 0.01
 
         def beat() -> None:
@@ -174,7 +174,7 @@ class TestACompanion:
                 board.beat()
 
         threading.Thread(target=beat, daemon=True).start()
-        companion = Companion(board, plain.server.address, secret, hello, limits)
+        companion = CompanionHandle(board, plain.server.address, secret, hello, limits)
         wait(lambda: WORKER in plain.server._companions, "the companion")
         looked = time.monotonic() + 5 * limits.every
         wait(lambda: time.monotonic() > looked, "some looks")
@@ -185,7 +185,7 @@ class TestACompanion:
         client.close()
 
     def test_reports_the_last_mark_of_a_worker_that_ended(self, plain: Driver, working: Callable[..., Worker]) -> None:
-        worker = working(Limits(every=5.0, hung_after=60.0, session_timeout=60.0))
+        worker = working(CompanionLimits(every=5.0, hung_after=60.0, session_timeout=60.0))
         wait(lambda: WORKER in plain.server._companions, "the companion")
         worker.tell("exit")
         wait(lambda: plain.said(tuple), "the end of the stream")
@@ -196,7 +196,7 @@ class TestACompanion:
 
     def test_survives_the_signals_that_end_its_worker(self, plain: Driver, working: Callable[..., Worker]) -> None:
         """They go to the whole process group; only the companion can report what the worker was doing."""
-        worker = working(Limits(every=5.0, hung_after=60.0, session_timeout=60.0))
+        worker = working(CompanionLimits(every=5.0, hung_after=60.0, session_timeout=60.0))
         wait(lambda: WORKER in plain.server._companions, "the companion")
         for number in (signal.SIGINT, signal.SIGTERM):
             os.kill(worker.companion, number)
@@ -232,7 +232,7 @@ class TestACompanion:
     def test_reports_and_ends_a_worker_that_holds_its_interpreter_too_long(
         self, plain: Driver, working: Callable[..., Worker]
     ) -> None:
-        worker = working(Limits(every=0.05, hung_after=0.5, session_timeout=60.0))
+        worker = working(CompanionLimits(every=0.05, hung_after=0.5, session_timeout=60.0))
         assert worker.process.wait(WALL_S) == -signal.SIGKILL
         wait(lambda: plain.said(tuple), "the end of the stream")
         said = [each for each in plain.said(m.Vitals) if each.state != "held"]
@@ -242,7 +242,7 @@ class TestACompanion:
 
     def test_ends_a_dismissed_worker_that_cannot_exit(self, plain: Driver, working: Callable[..., Worker]) -> None:
         """A zombie that holds its interpreter does not notice that its stream is closed."""
-        worker = working(Limits(every=0.05, hung_after=60.0, session_timeout=0.5))
+        worker = working(CompanionLimits(every=0.05, hung_after=60.0, session_timeout=0.5))
         wait(lambda: WORKER in plain.server._companions, "the companion")
         plain.server.dismiss(WORKER)
         assert worker.process.wait(WALL_S) == -signal.SIGKILL

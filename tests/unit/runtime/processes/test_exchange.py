@@ -15,7 +15,7 @@ from patience import WALL_S, wait
 from holdfast.errors import Unavailable
 from holdfast.model import Barrier, ChannelId, Epoch, Generation, JobUuid, Subtask, Watermark
 from holdfast.runtime.processes.exchange import Hello, TcpNetwork, _TcpLinks
-from holdfast.runtime.processes.streams import SILENT_AFTER_S, Stream, StreamClosed, close_listener, connect, listen
+from holdfast.runtime.processes.streams import SILENT_AFTER_S, PeerStream, StreamClosed, close_listener, connect, listen
 from holdfast.runtime.processes.tls import Credentials
 from holdfast.runtime.wire.channels import Frame, Links, OpenLinks
 from holdfast.runtime.wire.mailbox import Mailbox, ThreadLanes
@@ -91,7 +91,7 @@ def batch(*values: int) -> pa.RecordBatch:
     return pa.record_batch([pa.array(values, pa.int64())], schema=SCHEMA)
 
 
-def refused(stream: Stream) -> None:
+def refused(stream: PeerStream) -> None:
     """Wait until the other end closes the stream."""
     stream.hurry(time.monotonic() + 10.0)
     with pytest.raises(StreamClosed, match="its process ended|reset by peer"):
@@ -175,7 +175,7 @@ class TestChannels:
         ],
         ids=["another job", "a channel the other way", "an edge that is not"],
     )
-    def test_of_another_job_or_subtask_are_refused(self, ends: tuple[End, End], hello: Hello) -> None:
+    def test_channels_of_another_job_or_subtask_are_refused(self, ends: tuple[End, End], hello: Hello) -> None:
         """P2"""
         opened(ends)
         stranger = connect(ends[1].network.address, SECRET, msgspec.msgpack.encode(hello))
@@ -204,7 +204,7 @@ class TestClosedChannels:
         with pytest.raises(StreamClosed):
             connect(ends[1].network.address, SECRET, self.HELLO).receive()
 
-    def test_of_a_worker_that_exits_include_its_waiting_peers(self, ends: tuple[End, End]) -> None:
+    def test_the_closed_channels_of_an_exiting_worker_include_its_waiting_peers(self, ends: tuple[End, End]) -> None:
         peer = connect(ends[1].network.address, SECRET, self.HELLO)
         wait(lambda: ends[1].network._waiting, "the peer to wait")
         ends[1].network.close()
@@ -241,7 +241,9 @@ class TestClosedChannels:
         """A peer whose host does not answer must not hold up the report for the default of the handshake."""
         waited = list[float]()
 
-        def unanswered(_address: object, _credentials: object, _hello: bytes, silent_after_s: float = 60.0) -> Stream:
+        def unanswered(
+            _address: object, _credentials: object, _hello: bytes, silent_after_s: float = 60.0
+        ) -> PeerStream:
             waited.append(silent_after_s)
             raise Unavailable("no answer", next_step="check the network")
 
@@ -279,7 +281,7 @@ class TestBrokenChannels:
         opened(ends)[0].close()
         ends[1].open(1, 2, {})
         hello = msgspec.msgpack.encode(Hello(JOB, Generation(2), LEFT_TO_RIGHT))
-        stream: Stream = connect(ends[1].network.address, SECRET, hello)
+        stream: PeerStream = connect(ends[1].network.address, SECRET, hello)
         stream.send(1, b"no record batch")
 
         def is_reported() -> bool:

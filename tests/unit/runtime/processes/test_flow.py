@@ -14,7 +14,7 @@ from holdfast.errors import JobFailed
 from holdfast.model import Barrier, Epoch, Generation
 from holdfast.runtime.processes import streams
 from holdfast.runtime.processes.exchange import Hello, _TcpLinks
-from holdfast.runtime.processes.streams import Stream, connect
+from holdfast.runtime.processes.streams import PeerStream, connect
 from holdfast.runtime.wire import channels
 from holdfast.runtime.wire.channels import CHANNEL_BYTES_MAX, parts_of
 from tests.unit.runtime.processes.test_exchange import JOB, LEFT_TO_RIGHT, SECRET, End, batch, opened, taken
@@ -62,7 +62,7 @@ class TestAReceiver:
         assert all_sent.wait(WALL_S)
         stream.close()
 
-    def test_that_reads_nothing_leaves_its_sender_without_room(self, ends: tuple[End, End]) -> None:
+    def test_a_receiver_that_reads_nothing_leaves_its_sender_without_room(self, ends: tuple[End, End]) -> None:
         sender, receiver = opened(ends)
         assert isinstance(sender, _TcpLinks) and isinstance(receiver, _TcpLinks)
         queue, waiting = sender._out[LEFT_TO_RIGHT], receiver._in[LEFT_TO_RIGHT]
@@ -121,7 +121,7 @@ class TestBatchLargerThanAFrame:
 
 
 class TestOversizedFrame:
-    def joined(self, ends: tuple[End, End]) -> Stream:
+    def joined(self, ends: tuple[End, End]) -> PeerStream:
         ends[1].open(1, 1, {})
         return connect(
             ends[1].network.address, SECRET, msgspec.msgpack.encode(Hello(JOB, Generation(1), LEFT_TO_RIGHT))

@@ -19,8 +19,8 @@ from patience import WALL_S
 
 from holdfast.errors import Unavailable
 from holdfast.runtime.processes import door, streams
-from holdfast.runtime.processes.door import Refusals, serve_each
-from holdfast.runtime.processes.streams import Stream, StreamClosed, accept, close_listener, connect, listen
+from holdfast.runtime.processes.door import RefusalLog, serve_each
+from holdfast.runtime.processes.streams import PeerStream, StreamClosed, accept, close_listener, connect, listen
 from holdfast.runtime.processes.tls import Credentials, make_credentials
 
 SECRET = Credentials(b"s" * 32)
@@ -144,7 +144,7 @@ class TestConnectingEnd:
 
 
 class TestAcceptingEnd:
-    def accepting(self, listener: socket.socket, taken: list[tuple[Stream, bytes]]) -> Peer:
+    def accepting(self, listener: socket.socket, taken: list[tuple[PeerStream, bytes]]) -> Peer:
         def play() -> None:
             connection, _ = listener.accept()
             taken.append(accept(connection, SECRET))
@@ -152,7 +152,7 @@ class TestAcceptingEnd:
         return Peer(play)
 
     def test_accepts_a_peer_with_the_secret_and_proves_its_own_knowledge(self, listener: socket.socket) -> None:
-        taken: list[tuple[Stream, bytes]] = []
+        taken: list[tuple[PeerStream, bytes]] = []
         peer = self.accepting(listener, taken)
         with socket.create_connection(listener.getsockname()) as connection:
             nonces: list[bytes] = []
@@ -302,7 +302,7 @@ class TestPendingHandshakes:
         monkeypatch.setattr(streams, "HANDSHAKE_TIMEOUT_S", 2 * WALL_S)
         served = threading.Event()
 
-        def serve(stream: Stream, hello: bytes) -> None:
+        def serve(stream: PeerStream, hello: bytes) -> None:
             assert hello == HELLO
             served.set()
             stream.close()
@@ -318,7 +318,7 @@ class TestPendingHandshakes:
         for each in silent:
             each.close()
 
-    def test_that_are_recent_are_completed_before_another_is_accepted(
+    def test_recent_pending_handshakes_complete_before_another_is_accepted(
         self, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(door, "PENDING_MAX", 1)
@@ -326,7 +326,7 @@ class TestPendingHandshakes:
         served: list[bytes] = []
         both = threading.Semaphore(0)
 
-        def serve(stream: Stream, hello: bytes) -> None:
+        def serve(stream: PeerStream, hello: bytes) -> None:
             served.append(hello)
             both.release()
 
@@ -357,7 +357,7 @@ class TestPendingHandshakes:
         monkeypatch.setattr(door, "GIVES_WAY_AFTER_S", 2 * WALL_S)
         served = threading.Semaphore(0)
 
-        def serve(stream: Stream, _: bytes) -> None:
+        def serve(stream: PeerStream, _: bytes) -> None:
             served.release()
             with pytest.raises(StreamClosed):
                 stream.receive()  # until the peer closes it
@@ -375,7 +375,7 @@ class TestPendingHandshakes:
 class TestShortage:
     """A shortage of file descriptors or threads: connections are refused meanwhile, and accepted again afterwards."""
 
-    def test_of_file_descriptors_ends_no_listener(
+    def test_a_shortage_of_file_descriptors_ends_no_listener(
         self, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         class Short:
@@ -391,7 +391,7 @@ class TestShortage:
         serve_each(Short(), "short", SECRET, lambda stream, _: stream.close())  # type: ignore[arg-type]
         connect(listener.getsockname(), SECRET, HELLO).close()
 
-    def test_of_threads_ends_no_listener_and_occupies_no_slot(
+    def test_a_shortage_of_threads_ends_no_listener_and_occupies_no_slot(
         self, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         left = [2]
@@ -421,7 +421,7 @@ class TestRefusals:
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         now = [100.0]
-        refusals = Refusals("data", lambda: now[0])
+        refusals = RefusalLog("data", lambda: now[0])
         with caplog.at_level(logging.WARNING):
             for _ in range(1_000):
                 refusals.add("no secret")
@@ -437,7 +437,7 @@ class TestRefusals:
             "a data connection was refused: no secret; 1 more since the last message",
         ]
 
-    def test_of_a_listener_are_logged_at_a_limited_rate(
+    def test_refusals_by_a_listener_are_logged_at_a_limited_rate(
         self, listener: socket.socket, caplog: pytest.LogCaptureFixture
     ) -> None:
         serve_each(listener, "sparing", SECRET, lambda stream, _: stream.close())

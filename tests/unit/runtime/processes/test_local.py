@@ -20,7 +20,7 @@ from patience import wait
 import holdfast
 from holdfast.errors import ConfigError, Unavailable
 from holdfast.runtime.processes import local
-from holdfast.runtime.processes.companion import Forked
+from holdfast.runtime.processes.companion import ForkedCompanion
 from holdfast.runtime.processes.local import LocalHost, Zygote, how_it_ended
 from holdfast.runtime.wire.processes import is_gone
 
@@ -28,7 +28,7 @@ LEAVES, FAILS, EXITS, CRASHES, STAYS, SHOWS, PRINTS = range(1, 8)
 """What the worker of a launch does: the last digit of its number."""
 
 
-def behave(folder: str, number: int, companion: Forked | None) -> None:
+def behave(folder: str, number: int, companion: ForkedCompanion | None) -> None:
     """The task of a worker, by the last digit of its number."""
     Path(folder, f"{number}.pid").write_text(str(os.getpid()))
     match number % 10:
@@ -85,26 +85,26 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
 
 
 class TestALaunch:
-    def test_that_returns_has_no_error(self, started: Started) -> None:
+    def test_a_launch_that_returns_has_no_error(self, started: Started) -> None:
         assert started.end_of(started.launch(LEAVES)) is None
 
-    def test_that_raises_is_reported_with_its_error(self, started: Started) -> None:
+    def test_a_launch_that_raises_is_reported_with_its_error(self, started: Started) -> None:
         assert started.end_of(started.launch(FAILS)) == "ValueError: the task does not fit"
 
-    def test_that_ends_its_process_is_reported_with_the_exit_status(self, started: Started) -> None:
+    def test_a_launch_that_exits_is_reported_with_the_exit_status(self, started: Started) -> None:
         assert started.end_of(started.launch(EXITS)) == "its process ended with exit status 3"
 
-    def test_that_crashes_is_reported_with_the_signal(self, started: Started) -> None:
+    def test_a_launch_that_crashes_is_reported_with_the_signal(self, started: Started) -> None:
         assert started.end_of(started.launch(CRASHES)) == "its process was killed by SIGSEGV"
 
-    def test_that_is_cancelled_is_killed(self, started: Started) -> None:
+    def test_a_cancelled_launch_is_killed(self, started: Started) -> None:
         number = started.launch(STAYS)
         process = started.process_of(number)
         started.host.cancel(number)
         assert started.end_of(number) == "its process was killed by SIGKILL"
         assert is_gone(process)
 
-    def test_that_has_ended_can_be_cancelled_without_effect(self, started: Started) -> None:
+    def test_cancelling_an_ended_launch_has_no_effect(self, started: Started) -> None:
         ended, other = started.launch(LEAVES), started.launch(STAYS)
         started.end_of(ended)
         started.host.cancel(ended)
@@ -207,7 +207,7 @@ class TestTheZygote:
         zygote.close()
         assert noted == ["compiling"]
 
-    def test_that_ends_before_it_is_ready_is_an_error(self) -> None:
+    def test_a_zygote_that_ends_before_it_is_ready_is_an_error(self) -> None:
         zygote = Zygote.start()
         os.kill(zygote.pid, signal.SIGKILL)
         with pytest.raises(Unavailable, match="has ended before it was ready"):

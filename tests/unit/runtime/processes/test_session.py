@@ -12,7 +12,7 @@ import pytest
 import holdfast as hf
 from holdfast.model import Generation, WorkerId
 from holdfast.runtime.config.settings import resolve
-from holdfast.runtime.processes.host import EXIT_SESSION_LOST, Session, WorkerTask
+from holdfast.runtime.processes.host import EXIT_SESSION_LOST, WorkerSession, WorkerTask
 from holdfast.runtime.processes.tls import make_credentials
 from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.mailbox import Mailbox
@@ -46,7 +46,7 @@ class Idle:
         return None
 
     def heartbeat(self) -> m.Heartbeat:
-        return m.Heartbeat(WorkerId("w"), Generation(1), False, False, (), m.Progress())
+        return m.Heartbeat(WorkerId("w"), Generation(1), False, False, (), m.WorkerProgress())
 
     def take_stock(self) -> None:
         pass
@@ -77,7 +77,7 @@ class Watched:
         task = WorkerTask(app.plan(), "root", ("here", 1), make_credentials(False), settings)
         self.clock, self.mailbox, self.loop, self.beats = Clock(), Mailbox(), Idle(), 0
         self.sent: list[m.FromWorker] = []
-        self.session = Session(task, cast(WorkerLoop, self.loop), self.mailbox, self.clock, self._beat)
+        self.session = WorkerSession(task, cast(WorkerLoop, self.loop), self.mailbox, self.clock, self._beat)
         monkeypatch.setattr(os, "_exit", self._exit)
 
     def _beat(self) -> None:

@@ -13,7 +13,7 @@ from patience import WALL_S
 from holdfast.errors import Unavailable
 from holdfast.runtime.processes import streams
 from holdfast.runtime.processes.door import serve_each
-from holdfast.runtime.processes.streams import Stream, StreamClosed
+from holdfast.runtime.processes.streams import PeerStream, StreamClosed
 from holdfast.runtime.processes.tls import Credentials
 
 SECRET = Credentials(b"s" * 32)
@@ -83,7 +83,7 @@ class TestSilence:
 
 class TestAListener:
     def test_accepts_connections_again_after_file_descriptors_ran_out(self) -> None:
-        served: queue.SimpleQueue[Stream] = queue.SimpleQueue()
+        served: queue.SimpleQueue[PeerStream] = queue.SimpleQueue()
         with Short() as listener:
             listener.bind(("127.0.0.1", 0))
             listener.listen(1)

@@ -13,7 +13,7 @@ import pytest
 from patience import WALL_S
 
 from holdfast.errors import Unavailable
-from holdfast.runtime.processes.streams import Stream, StreamClosed, accept, connect
+from holdfast.runtime.processes.streams import PeerStream, StreamClosed, accept, connect
 from holdfast.runtime.processes.tls import Credentials, is_wanted, make_credentials
 
 ENCRYPTED = make_credentials(encrypted=True)
@@ -27,7 +27,7 @@ class Acceptor:
         self._credentials = credentials
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
-        self.stream: Stream | None = None
+        self.stream: PeerStream | None = None
         self.hello = b""
         self.refused = ""
         self._thread: threading.Thread | None = None
@@ -64,7 +64,7 @@ def acceptor() -> Iterator[Acceptor]:
     acceptor.close()
 
 
-def joined(acceptor: Acceptor) -> tuple[Stream, Stream]:
+def joined(acceptor: Acceptor) -> tuple[PeerStream, PeerStream]:
     """Return both ends of a stream: the connecting one and the accepting one."""
     ours = connect(acceptor.address, ENCRYPTED, b"hello")
     acceptor.taken()

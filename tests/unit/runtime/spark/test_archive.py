@@ -93,12 +93,12 @@ class TestName:
 
 
 class TestTurn:
-    def test_of_the_first_start_is_not_to_store_anything(self, machine: Machine) -> None:
+    def test_the_first_start_stores_no_archive(self, machine: Machine) -> None:
         """A container has a new home with every start."""
         first = machine.start()
         assert first == Boost(LATER_OPTIMIZED)
 
-    def test_of_the_second_start_is_to_store_the_archive_and_the_third_reads_it(self, machine: Machine) -> None:
+    def test_the_second_start_stores_the_archive_and_the_third_reads_it(self, machine: Machine) -> None:
         stored = machine.store()
         assert f'"{READS}{stored}"' in machine.start().options
         assert stored.read_bytes() == b"classes"
@@ -221,7 +221,7 @@ class TestOptions:
             ("HADOOP_CONF_DIR", "/etc/hadoop"),
         ],
     )
-    def test_of_the_user_about_archives_or_the_class_path_leave_archives_alone(
+    def test_user_options_for_archives_or_the_class_path_disable_archives(
         self, machine: Machine, name: str, value: str
     ) -> None:
         machine.store()
@@ -245,7 +245,7 @@ class TestOptions:
             (tmp_path / missing).parent.rmdir()
         assert machine.start() == Boost()
 
-    def test_that_do_not_end_their_quotes_are_left_to_spark(self, machine: Machine) -> None:
+    def test_options_with_unterminated_quotes_are_left_to_spark(self, machine: Machine) -> None:
         assert machine.start(SPARK_SUBMIT_OPTS='"-Xss2m') == Boost(LATER_OPTIMIZED)
 
     def test_come_before_those_of_the_user_and_are_gone_after_the_launch(self) -> None:

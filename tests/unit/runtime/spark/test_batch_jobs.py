@@ -13,7 +13,7 @@ import holdfast as hf
 from holdfast.model import Barrier, Epoch
 from holdfast.runtime.config.settings import resolve
 from holdfast.runtime.microbatch.blocks import result_in
-from holdfast.runtime.microbatch.job_watch import Stage
+from holdfast.runtime.microbatch.job_watch import LayerProgress
 from holdfast.runtime.microbatch.task import Batch
 from holdfast.runtime.plan.model import Plan
 from holdfast.runtime.spark import batch_jobs
@@ -71,7 +71,7 @@ def test_a_job_is_watched_by_what_spark_says_of_it(monkeypatch: pytest.MonkeyPat
         def __init__(self, *_: object) -> None:
             """It has no need of the plan."""
 
-        def look(self, now: float, executors: int, stages: list[Stage]) -> str:
+        def look(self, now: float, executors: int, stages: list[LayerProgress]) -> str:
             seen.extend([executors, stages, jobs.stalled()])
             return "why"
 
@@ -80,7 +80,7 @@ def test_a_job_is_watched_by_what_spark_says_of_it(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(batch_jobs, "WATCH_EVERY_S", 0.0)
     jobs = batch_jobs.SparkJobs(cast(Any, context), "root", (), SETTINGS, None, ended=lambda _job, _result: None)
     jobs._watch(5, BATCH, over)
-    assert seen == [0, [Stage(2, 1, 3)], ""]
+    assert seen == [0, [LayerProgress(2, 1, 3)], ""]
     assert context.groups == [jobs._group(5)]
     assert jobs.stalled() == ""
 

@@ -84,7 +84,7 @@ class TestCopy:
         assert opened.partitions() == [0, 1, 2]
         assert rows(opened) == list(range(30))
 
-    def test_of_a_frame_without_rows_is_empty(self, tmp_path: Path) -> None:
+    def test_the_copy_of_a_frame_without_rows_is_empty(self, tmp_path: Path) -> None:
         assert rows(source(tmp_path, Frame([range(0)])).copied(again=True).open()) == []
         assert rows(source(tmp_path, Frame([])).copied(again=True).open()) == []
 
@@ -117,7 +117,7 @@ class TestCopy:
         with pytest.raises(hf.ConfigError, match="no log"):
             first.open()
 
-    def test_that_was_begun_and_killed_is_removed(self, tmp_path: Path) -> None:
+    def test_a_copy_killed_before_completion_is_removed(self, tmp_path: Path) -> None:
         create_log(open_objects(str(tmp_path / "log-begun")), COLUMNS, 3)
         source(tmp_path, Frame([range(5)])).copied(again=True)
         assert "log-begun" in remaining(tmp_path), "another start may be at it"
@@ -131,7 +131,7 @@ class TestCopy:
         with pytest.raises(hf.errors.Damaged, match=r"copy\.json"):
             source(tmp_path, Frame([range(5)])).copied(again=False)
 
-    def test_of_a_newer_version_is_refused(self, tmp_path: Path) -> None:
+    def test_a_copy_of_a_newer_version_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / PATH).write_text('{"log": "log-1", "v": 2}')
         with pytest.raises(hf.ConfigError, match="has version 2"):
             source(tmp_path, Frame([range(5)])).open()

@@ -63,7 +63,7 @@ def install(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class TestStart:
-    def test_that_fails_shows_the_cause_without_the_noise(
+    def test_a_failed_jvm_start_shows_the_cause_without_the_noise(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
     ) -> None:
         install(tmp_path, f"echo '{INCUBATOR.decode().strip()}' >&2; echo 'no such java' >&2", monkeypatch)
@@ -71,7 +71,7 @@ class TestStart:
             start_jvm()
         assert capfd.readouterr().err == "no such java\n"
 
-    def test_that_fails_with_options_of_holdfast_is_tried_without_them(
+    def test_a_jvm_start_that_fails_with_holdfast_options_is_retried_without_them(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
     ) -> None:
         install(tmp_path, 'echo "options: $SPARK_SUBMIT_OPTS" >&2', monkeypatch)
@@ -81,7 +81,7 @@ class TestStart:
             start_jvm()
         assert capfd.readouterr().err == f"options: -Xint -Xss2m\n{RETRIED.decode()}options: -Xss2m\n"
 
-    def test_that_is_interrupted_waits_for_the_jvm_and_leaves_no_orphan(
+    def test_an_interrupted_start_waits_for_the_jvm_and_leaves_no_orphan(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """PySpark removes the folder in which the JVM reports its port; a JVM that finds none never ends."""

@@ -145,7 +145,7 @@ class TestContext:
             ),
         ],
     )
-    def test_that_cannot_be_created_is_blamed_on_java_only_if_no_jvm_started(
+    def test_a_failed_context_is_blamed_on_java_only_if_no_jvm_started(
         self, cause: str, advice: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def fail(conf: Any) -> None:
@@ -158,7 +158,7 @@ class TestContext:
 
 
 class TestCauses:
-    def test_of_a_lost_executor_is_the_reason_that_spark_gives(self) -> None:
+    def test_the_cause_of_a_lost_executor_is_the_reason_reported_by_spark(self) -> None:
         report = (
             "An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.\n"
             ": org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 4.0 failed 1 times, "
@@ -168,7 +168,7 @@ class TestCauses:
         found = launch.first_line(RuntimeError(report))
         assert found == "its executor was lost: Remote RPC client disassociated."
 
-    def test_of_an_error_in_a_worker_is_what_its_traceback_ends_with(self) -> None:
+    def test_the_cause_of_a_worker_error_is_the_last_line_of_its_traceback(self) -> None:
         raised = (
             "Traceback (most recent call last):\n"
             '  File "/job/state_types.py", line 66, in state_type\n'
@@ -189,7 +189,7 @@ class TestCauses:
 
 
 class TestJava:
-    def test_that_is_missing_is_found_before_spark_starts_with_the_way_without_it(self, tmp_path: Path) -> None:
+    def test_missing_java_is_detected_before_spark_starts_and_local_mode_is_suggested(self, tmp_path: Path) -> None:
         for environment in ({"JAVA_HOME": str(tmp_path)}, {"PATH": str(tmp_path)}):
             with pytest.raises(Unavailable, match="Spark needs Java") as raised:
                 check_java(environment)

@@ -15,7 +15,7 @@ import holdfast as hf
 from holdfast.errors import Damaged, Unavailable
 from holdfast.runtime.spark.tables import log_source
 from holdfast.runtime.spark.tables.log_ranges import LogRange
-from holdfast.runtime.spark.tables.log_source import LogBatchReader, LogSource
+from holdfast.runtime.spark.tables.log_source import LogBatchReader, LogDataSource
 from holdfast.storage.log.log import LogWriter, create_log
 from holdfast.storage.objects import LocalObjects
 
@@ -29,11 +29,11 @@ def log(tmp_path: Path) -> Logged:
     return made
 
 
-def source(log: Logged, **options: str) -> LogSource:
-    return LogSource({"path": str(log.folder)} | {name.lower(): value for name, value in options.items()})
+def source(log: Logged, **options: str) -> LogDataSource:
+    return LogDataSource({"path": str(log.folder)} | {name.lower(): value for name, value in options.items()})
 
 
-def planned(given: LogSource) -> LogBatchReader:
+def planned(given: LogDataSource) -> LogBatchReader:
     """Plan a query; the reader is sent to the tasks pickled."""
     sent: LogBatchReader = pickle.loads(pickle.dumps(given.reader(given.schema())))  # noqa: S301 - made here
     return sent
@@ -65,15 +65,15 @@ class TestColumns:
         schema = pa.schema([pa.field("_Offset", pa.int64()), pa.field("_partition", pa.int64())])
         create_log(LocalObjects(tmp_path), schema, 1)
         LogWriter(LocalObjects(tmp_path)).append({0: pa.table([[77], [88]], schema=schema)})
-        assert read(planned(LogSource({"path": str(tmp_path)}))) == [{"_Offset": 77, "_partition": 88}]
+        assert read(planned(LogDataSource({"path": str(tmp_path)}))) == [{"_Offset": 77, "_partition": 88}]
         with pytest.raises(hf.ConfigError, match="has a column '_Offset' of its own"):
-            LogSource({"path": str(tmp_path), "offsets": "true"}).schema()
+            LogDataSource({"path": str(tmp_path), "offsets": "true"}).schema()
 
     def test_unsigned_integers_are_widened(self, tmp_path: Path) -> None:
         schema = pa.schema([pa.field("u", pa.uint64())])
         create_log(LocalObjects(tmp_path), schema, 1)
         LogWriter(LocalObjects(tmp_path)).append({0: pa.table([pa.array([2**64 - 1], pa.uint64())], schema=schema)})
-        given = LogSource({"path": str(tmp_path)})
+        given = LogDataSource({"path": str(tmp_path)})
         assert given.schema()["u"].dataType == DecimalType(20, 0)
         assert read(planned(given)) == [{"u": 2**64 - 1}]
 
@@ -82,7 +82,7 @@ class TestColumns:
         create_log(LocalObjects(tmp_path), schema, 1)
         LogWriter(LocalObjects(tmp_path)).append({0: pa.table([pa.array([1], schema.types[0])], schema=schema)})
         with pytest.raises(hf.ConfigError, match="column 'at' has the type"):
-            read(planned(LogSource({"path": str(tmp_path)})))
+            read(planned(LogDataSource({"path": str(tmp_path)})))
 
     def test_a_query_can_name_the_columns_that_it_reads(self, log: Logged) -> None:
         reader = source(log).reader(StructType([StructField("word", StringType())]))
@@ -189,13 +189,13 @@ class TestWrongOptions:
 
     def test_a_path_without_a_log_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(hf.ConfigError, match="no log exists at"):
-            LogSource({"path": str(tmp_path / "none")}).schema()
+            LogDataSource({"path": str(tmp_path / "none")}).schema()
         assert not (tmp_path / "none").exists()
 
     def test_a_path_that_is_a_file_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("x")
         with pytest.raises(hf.ConfigError, match="is a file, not a folder"):
-            LogSource({"path": str(tmp_path / "file")}).schema()
+            LogDataSource({"path": str(tmp_path / "file")}).schema()
 
     def test_a_store_that_is_unreachable_is_reported(self, log: Logged, monkeypatch: pytest.MonkeyPatch) -> None:
         class Away(LocalObjects):

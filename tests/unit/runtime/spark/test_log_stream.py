@@ -17,7 +17,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, Supp
 import holdfast as hf
 from holdfast.errors import Damaged
 from holdfast.runtime.spark.tables.log_ranges import LogRange
-from holdfast.runtime.spark.tables.log_source import LogSource
+from holdfast.runtime.spark.tables.log_source import LogDataSource
 from holdfast.runtime.spark.tables.log_stream import LogStreamReader
 from holdfast.storage.log.commits import Commits
 from holdfast.storage.log.log import LogWriter
@@ -28,7 +28,9 @@ class Query:
     """A streaming query with its checkpoint: positions as JSON, and the rows of the batches that were written."""
 
     def __init__(self, log: Logged, **options: str) -> None:
-        self.source = LogSource({"path": str(log.folder)} | {name.lower(): value for name, value in options.items()})
+        self.source = LogDataSource(
+            {"path": str(log.folder)} | {name.lower(): value for name, value in options.items()}
+        )
         self.schema = self.source.schema()
         self.start: str | None = None
         self.planned: str | None = None

@@ -65,7 +65,9 @@ class TestAProcessThatEnds:
         found = ended(report(text))
         assert found is not None and found.mark is None
 
-    def test_that_crashed_keeps_the_function_before_the_traceback(self, quoted: Callable[..., tuple[int, str]]) -> None:
+    def test_a_crashed_process_keeps_the_function_before_the_traceback(
+        self, quoted: Callable[..., tuple[int, str]]
+    ) -> None:
         status, text = quoted("crash")
         assert status == -signal.SIGSEGV and "Segmentation fault" in text
         found = ended(report(text))

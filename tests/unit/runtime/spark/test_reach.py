@@ -48,19 +48,19 @@ class TestAddresses:
         assert reach.addresses(master) == found
 
     @pytest.mark.parametrize("master", ["spark://", "spark://host", "spark://host:port", "spark://a:1,b", "spark://:1"])
-    def test_that_are_missing_are_refused(self, master: str) -> None:
+    def test_master_urls_without_host_and_port_are_refused(self, master: str) -> None:
         with pytest.raises(ConfigError, match="does not name the host and port"):
             reach.check(master)
 
 
 class TestAMaster:
-    def test_that_accepts_connections_is_reachable(self, listening: int) -> None:
+    def test_a_master_that_accepts_connections_is_reachable(self, listening: int) -> None:
         reach.check(f"spark://127.0.0.1:{listening}")
 
     def test_is_reachable_if_one_of_several_addresses_is(self, listening: int, closed: int) -> None:
         reach.check(f"spark://127.0.0.1:{closed},127.0.0.1:{listening}")
 
-    def test_that_refuses_connections_is_unavailable_before_spark_starts(
+    def test_a_master_that_refuses_connections_is_unavailable_before_spark_starts(
         self, closed: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         class NoJvm(SparkConf):
@@ -77,7 +77,7 @@ class TestAMaster:
         with pytest.raises(Unavailable, match=f"127.0.0.1:{closed}: Connection refused"):
             launch.start_context("hot", f"spark://127.0.0.1:{closed}", 2)
 
-    def test_that_fails_while_executors_are_awaited_is_unavailable(self) -> None:
+    def test_a_master_that_fails_while_executors_are_awaited_is_unavailable(self) -> None:
         class Stopped:
             master = "spark://host:7077"
 
@@ -109,7 +109,9 @@ class TestSlots:
         assert noted == ["waiting for Spark's executors: 2 task slots, 5 wanted"]
 
     @pytest.mark.parametrize("master", ["local[2]", "local-cluster[1,2,1024]"])
-    def test_that_never_come_are_refused_without_waiting(self, master: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_slots_that_spark_can_never_provide_are_refused_without_waiting(
+        self, master: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(launch, "SLOTS_WAIT_S", 1e9)
         with pytest.raises(ConfigError, match="needs 3 task slots at the same time, but Spark at local.* has 2"):
             launch.check_slots(Cluster(master, 2), 3)  # type: ignore[arg-type]
