@@ -84,6 +84,7 @@ TESTS: Mapping[str, str] = {
     "ay": UNIT + "test_sink_jobs.py::TestRewind::test_ends_with_exact_results_or_has_to_be_accepted[http]",
     "az": UNIT
     + "test_kafka_topics_job.py::TestJob::test_counts_every_record_once_through_crashes_and_topics_that_appear",
+    "ba": KIT.format("sink", "goes_on_after_a_lost_reply"),
 }
 
 SINK_POINTS = (
@@ -122,26 +123,29 @@ NO_LOGIN = "*a file has no login*"
 OF_LOG = "*as hf.Log*"
 OF_ICEBERG = "*as Iceberg*"
 SINKS: tuple[Row, ...] = (
-    Row("sqlite", "SQLite", "sqlite", ("a", "b", "c d", "e", "h", "i", "l m", NO_SERVER, NO_LOGIN)),
+    Row("sqlite", "SQLite", "sqlite", ("a", "b", "c d", "e ba", "h", "i", "l m", NO_SERVER, NO_LOGIN)),
     Row("sqlite", "SQLite, key", "sqlite key", ("a", "b", "c d", "f", "h", "i", "l", NO_SERVER, NO_LOGIN)),
     Row(
-        "sqlite", "SQLite, idempotent", "sqlite idempotent", ("a", "b", "c d", "e", "h", "i", "l", NO_SERVER, NO_LOGIN)
+        "sqlite",
+        "SQLite, idempotent",
+        "sqlite idempotent",
+        ("a", "b", "c d", "e ba", "h", "i", "l", NO_SERVER, NO_LOGIN),
     ),
     Row("sqlite", "SQLite, immediate", "sqlite", ("A", "B", "C", "D", "*no epochs*", "E", "F", NO_SERVER, NO_LOGIN)),
-    Row("postgres", "Postgres", "postgres", ("a", "b", "c d", "e g", "h", "i", "l", "n", "o")),
+    Row("postgres", "Postgres", "postgres", ("a", "b", "c d", "e g ba", "h", "i", "l", "n", "o")),
     Row("postgres", "Postgres, key", "postgres key", ("a", "b", "c d", "g", "h", "i", "l m", "n", "o")),
     Row("postgres", "Postgres, idempotent", "postgres idempotent", ("a", "b", "c d", "g", "h", "i", "l", "n", "o")),
     Row("postgres", "Postgres, immediate", "postgres", ("A", "B", "C", "D I", "*no epochs*", "E", "F", "G", "H")),
-    Row("kafka", "Kafka", "kafka", ("a", "b", "c d", "e g", "h", "j", "l m", "n", "p")),
+    Row("kafka", "Kafka", "kafka", ("a", "b", "c d", "e g ba", "h", "j", "l m", "n", "p")),
     Row("kafka", "Kafka, key", "kafka key", ("a", "b", "c d", "g", "h", "j", "l", "n", "p")),
-    Row("redis", "Redis", "redis", ("a", "b", "c d", "e g", "h", "k", "l m", "n", "o")),
-    Row("http", "Http", "http", ("a ax", "b", "c d", "e g aw", "h", "ay", "l", "n", "o")),
-    Row("log", "Log", "log", ("a", "b", "c d", "e g", "h", "i", "l m", "n", "o")),
+    Row("redis", "Redis", "redis", ("a", "b", "c d", "e g ba", "h", "k", "l m", "n", "o")),
+    Row("http", "Http", "http", ("a ax", "b", "c d", "e g ba aw", "h", "ay", "l", "n", "o")),
+    Row("log", "Log", "log", ("a", "b", "c d", "e g ba", "h", "i", "l m", "n", "o")),
     Row("log", "Log, changelog", "changelog", ("a", "b", "c d", "g", "h", "i", "l", "n", "o")),
-    Row("files", "Files", "files", ("a", "b", "c d", "e g", "h", "i", "l", "n", "o")),
-    Row("delta", "Delta", "delta", ("a", "b", "c d", "e g", "h", "i", "l", "n", "o")),
+    Row("files", "Files", "files", ("a", "b", "c d", "e g ba", "h", "i", "l", "n", "o")),
+    Row("delta", "Delta", "delta", ("a", "b", "c d", "e g ba", "h", "i", "l", "n", "o")),
     Row("delta", "Delta, key", "delta key", ("a", "b", "c d", "g", "h", "i", "l", "n", "o")),
-    Row("iceberg", "Iceberg", "iceberg", ("a", "b", "c d", "e g", "h", "i", "l", "n", "o")),
+    Row("iceberg", "Iceberg", "iceberg", ("a", "b", "c d", "e g ba", "h", "i", "l", "n", "o")),
     Row("iceberg", "Iceberg, key", "iceberg key", ("a", "b", "c d", "g", "h", "i", "l", "n", "o")),
     Row("iceberg", "Iceberg, catalogue in Postgres", "catalogue", (*6 * (OF_ICEBERG,), "l", "n", "o")),
 )

@@ -53,6 +53,8 @@ TAKES: dict[str, set[pa.DataType]] = {
     "quantile": NUMBERS,
 }
 """Types that a function takes; every type if it is not listed."""
+ROUNDED = {"var"}
+"""Functions that round in their state, also with integers: merged states differ in the last digits."""
 EVERY = [(name, kind) for name in KINDS for kind in VALUES if kind in TAKES.get(name, VALUES)]
 OTHERS = [(name, kind) for name in KINDS for kind in VALUES if kind not in TAKES.get(name, VALUES)]
 Row = tuple[int, Any, Any, bool | None]
@@ -150,7 +152,7 @@ class TestEveryFunction:
             kept.table, kept.folding, kept.slots(*others), own[np.array([each % KEYS for each in others], np.int64)]
         )
         agree(name, kept.results(*range(KEYS)), oracle(name, rows, filtered=False))
-        if not pa.types.is_floating(kind) and name != "var":
+        if not pa.types.is_floating(kind) and name not in ROUNDED:
             assert repr(kept.state(*range(KEYS))) == repr(whole.state(*range(KEYS)))  # NaN equals NaN
 
     def test_without_a_row_the_state_is_neutral(self, name: str, kind: pa.DataType) -> None:
