@@ -44,7 +44,7 @@ def owned(pid: int, token: str, part: str | None = None) -> psutil.Process | Non
     """Return the process if it is alive and this run, or this part of it, started it, directly or not."""
     try:
         process = psutil.Process(pid)
-        if process.status() == psutil.STATUS_ZOMBIE:
+        if process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
             return None
         of_run, _, of_part = process.environ().get(TOKEN, "").partition(".")
     except psutil.Error:

@@ -28,9 +28,9 @@ def die_with_parent() -> None:
 
 
 def is_gone(process: psutil.Process) -> bool:
-    """Return whether the process has ended, including a zombie that waits to be reaped."""
+    """Return whether the process has ended, including one that waits to be reaped or is being reaped."""
     try:
-        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+        return not process.is_running() or process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     except psutil.NoSuchProcess:
         return True
 

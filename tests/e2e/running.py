@@ -214,7 +214,7 @@ def differences(
 def pid_gone(pid: int) -> bool:
     """Return whether the process is dead or waits only to be reaped."""
     try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        return psutil.Process(pid).status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     except psutil.NoSuchProcess:
         return True
 

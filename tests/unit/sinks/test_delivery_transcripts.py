@@ -88,7 +88,7 @@ def _effect(effect: d.Effect) -> str:
 
 
 def _state(state: d.Delivery) -> str:
-    name = type(state).__name__.lower()
+    name = type(state).__name__.removeprefix("Delivery").lower()
     if isinstance(state, d.Settled):
         return f"{name}, {_shown(state.floor)} is in the target"
     queue = " ".join(_shown(pending.tag) for pending in state.queue) or "nothing"
