@@ -19,6 +19,7 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -26,6 +27,7 @@ import polars as pl
 import pyarrow as pa
 
 from holdfast.errors import JobFailed, Where
+from holdfast.runtime.operators.arithmetic import NeedsQuery
 from holdfast.runtime.operators.contract import (
     MAIN,
     OP_FIELD,
@@ -37,6 +39,7 @@ from holdfast.runtime.operators.contract import (
     Step,
     in_order,
 )
+from holdfast.runtime.operators.direct import ROWS_MAX, Direct, StepForm, direct
 from holdfast.runtime.rows.expressions import ProjectedColumn, Use
 from holdfast.runtime.rows.forms import Form, form_of
 from holdfast.sinks.contract.target import DELETE, OP, PUT
@@ -180,6 +183,8 @@ class Chain:
         self._uses = [each.step.use for each in steps if isinstance(each.step, Project)]
         self._timed = [name for name in computed_names if may_be_unheld(self._schema.field(name).type)]
         self._takes = [name for name in schema.names if name in live] + ([OP] if upsert else [])
+        queries = bool(self._computed) or self._filters
+        self._direct = _direct(steps, schema, self._schema) if queries and not upsert else None
 
     def run(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
         """Return the output rows; None if there are none.
@@ -189,6 +194,9 @@ class Chain:
         """
         if batch.num_rows == 0:
             return None
+        if self._direct is not None and batch.num_rows <= ROWS_MAX:
+            with suppress(NeedsQuery):
+                return self._direct.run(batch)
         frame = self._compute(batch) if self._computed or self._filters else None
         if frame is not None and frame.height == 0:
             return None
@@ -246,6 +254,18 @@ class Chain:
             "it); then run the job again, which resumes from the last checkpoint",
             where=Where(job=origin.job, operator=origin.operator, source=origin.source),
         )
+
+
+def _direct(steps: Sequence[Placed], schema: pa.Schema, out: pa.Schema) -> Direct | None:
+    forms: list[StepForm] = []
+    for each in steps:
+        step = each.step
+        assert isinstance(step, Filter | Project)
+        if isinstance(step, Filter):
+            forms.append(step.predicate)
+        else:
+            forms.append({c.name: c.expr if c.passes is None else c.passes for c in step.columns})
+    return direct(forms, [schema, *(each.schema for each in steps)], out)
 
 
 def _arrow(frame: pl.DataFrame | None, field: pa.Field) -> pa.Array:

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.errors import ConfigError
+from holdfast.sinks.json_values.few import ROWS_MAX, objects_of_few
 from holdfast.sinks.json_values.nested import all_finite, is_nested, parts, texts
 
 TimeForm = Literal["rfc3339", "s", "ms", "us"]
@@ -79,6 +80,8 @@ def object_column(batch: pa.RecordBatch, names: Sequence[str], time: TimeForm = 
     columns = {name: batch.column(name) for name in names}
     if any(is_nested(column.type) for column in columns.values()):
         return pa.array(_with_nested(columns, time), pa.large_binary())
+    if batch.num_rows <= ROWS_MAX and (few := objects_of_few(columns, _PER_US.get(time))) is not None:
+        return pa.array(few, pa.large_binary())
     frame = pl.DataFrame([pl.Series(name, column) for name, column in columns.items()])
     encoded = frame.select(_object(tuple((name, column.type) for name, column in columns.items()), time)).to_series()
     return encoded.to_arrow(compat_level=pl.CompatLevel.oldest()).view(pa.large_binary())

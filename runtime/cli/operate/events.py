@@ -171,11 +171,14 @@ def _reported(records: Sequence[joblog.Record], forked: Callable[[], joblog.Reco
         kind = joblog.Rewound if s.first_epoch in rewound else joblog.GenerationStarted
         body = kind(first_epoch=s.first_epoch, base_epoch=s.base_epoch, host=s.host, cause=s.cause)
         pruned_records.append(record(s.at, s.generation, body))
-    for retained in job.retained:
-        names = job.names_of(retained.body.epoch)
-        pruned_records.append(record(retained.at, retained.generation, structs.replace(retained.body, savepoint=None)))
+    for checkpoint in job.retained:
+        names = job.names_of(checkpoint.body.epoch)
+        pruned_records.append(
+            record(checkpoint.at, checkpoint.generation, structs.replace(checkpoint.body, savepoint=None))
+        )
         pruned_records += [
-            record(retained.at, retained.generation, joblog.SavepointNamed(retained.body.epoch, name)) for name in names
+            record(checkpoint.at, checkpoint.generation, joblog.SavepointNamed(checkpoint.body.epoch, name))
+            for name in names
         ]
     if job.ended is not None and job.ended_at is not None:
         pruned_records.append(record(job.ended_at, job.generation, job.ended))
