@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from holdfast.checkpoint.deltas import DELTA_ENDING, WHOLE_ENDING
 from holdfast.checkpoint.joblog import Job
 from holdfast.model import NO_EPOCH, Epoch, Generation
 
@@ -60,7 +61,7 @@ def beyond(job: Job | None, listed: Iterable[str], live: LastWord | None) -> lis
         if of > generation:
             newer[folder, of] += 1
         elif of == generation > 0 and folder == "manifests" and job is not None:
-            if match[4] != f"{job.owner}.json":
+            if match[4] not in (f"{job.owner}{WHOLE_ENDING}", f"{job.owner}{DELTA_ENDING}"):
                 foreign.append(Beyond(path, f"{path} is not of the driver of generation {generation} in the log"))
             elif epoch > base:
                 later_epochs.append(Beyond(path, f"{path} belongs to an epoch after {base}, the last one in the log"))

@@ -16,6 +16,8 @@ from typing import TypeAlias
 
 import msgspec
 
+WHOLE_ENDING, DELTA_ENDING = ".json", "-delta.json"
+"""How the names of manifests end: those that are stored whole, and those that are stored as differences."""
 _END = b"},"
 """Ends an object in a list; it separates the pieces."""
 

@@ -23,6 +23,7 @@ import pyarrow as pa
 from msgspec import UNSET
 
 from holdfast.checkpoint import folds, joblog
+from holdfast.checkpoint.deltas import DELTA_ENDING, WHOLE_ENDING
 from holdfast.checkpoint.manifest import Manifest, Named, base_of, decode, named_in, plain, stored, stored_delta
 from holdfast.errors import AlreadyExists, Damaged, Fenced, NotFound, Unavailable, Where
 from holdfast.model import Epoch, ObjectRef
@@ -258,10 +259,10 @@ class Repository:
         base = last if last is not None and last.epoch == manifest.follows else None
         delta = None if base is None else stored_delta(data, base.whole, base.whole_data)
         if base is None or delta is None:
-            ref = self._put(f"{path}.json", stored(data))
+            ref = self._put(f"{path}{WHOLE_ENDING}", stored(data))
             self._last = _StoredManifest(path, manifest.epoch, ref, digest, ref, data)
             return ref
-        ref = self._put(f"{path}-delta.json", delta)
+        ref = self._put(f"{path}{DELTA_ENDING}", delta)
         self._last = replace(base, name=path, epoch=manifest.epoch, ref=ref, sha256=digest)
         return ref
 

@@ -9,11 +9,11 @@ Source: DESIGN sections 2 to 4, 13; API.md (exit statuses).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 from msgspec.structs import replace
 
 from holdfast.errors import ErrorReport, Unavailable
@@ -94,7 +94,7 @@ class Publisher:
             replace(run_status, problems=tuple(problems), repairing=repairing), loop.loss_alarm.kept
         )
         run_status = replace(run_status, delays=self._measured(loop, run_status))
-        data = json.dumps(run_status.as_json()).encode()
+        data = msgspec.json.encode(run_status.as_json())
         if loop.outcome is None or loop.outcome[0] != "fenced":
             self._lane("live").submit(lambda: self._store.put("live.json", data), self._written)
         return run_status

@@ -23,6 +23,7 @@ from holdfast.checkpoint import append, joblog
 from holdfast.checkpoint.catalogue import ObjectCatalogue, Retention, expirable
 from holdfast.checkpoint.manifest import Manifest, Named
 from holdfast.model import Epoch, Generation, SourcePosition, Subtask, Timeline, WorkerId
+from holdfast.runtime.cli.start.progress import Tally, line
 from holdfast.runtime.driver import master, partitions
 from holdfast.runtime.driver.background.compactions import Compactions
 from holdfast.runtime.driver.deployment import recent_cuts
@@ -217,6 +218,17 @@ def a_wide_status(count: int) -> Callable[[], object]:
     return work
 
 
+def a_progress_line(count: int) -> Callable[[], object]:
+    shown = status.of_run(wide_master(count), "root", "continuous", None)
+    tally = Tally({row.place: 0 for row in shown.sources})
+
+    def work() -> None:
+        assert len(shown.sources) == count
+        line(tally.take(shown, 1.0))
+
+    return work
+
+
 def a_wide_deployment(count: int) -> Callable[[], object]:
     state = wide_master(count)
     return lambda: (deployed(state, base_of(state)), partitions.with_those_of(state, base_of(state)))
@@ -271,6 +283,7 @@ LINES = (
     Line("list of checkpoints", "epochs", LINEAR, a_list),
     Line("turn at the end of the input", "partitions", FLAT, a_wide_turn),
     Line("status", "partitions", LINEAR, a_wide_status),
+    Line("progress line", "partitions", LINEAR, a_progress_line),
     Line("deployment", "partitions", LINEAR, a_wide_deployment),
     Line("new partitions", "partitions", LINEAR, new_partitions),
     Line("listing of the sources", "partitions", LINEAR, a_listing),

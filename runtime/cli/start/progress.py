@@ -121,7 +121,8 @@ class Tally:
         lags = {row.place: row.lag for row in rows}
         self._seen |= lags.keys()
         # A checkpoint also knows partitions of sources that the job no longer has; no worker reports these.
-        known = self._seen | {at for at in self._offsets if at[0] in {name for name, _ in lags}}
+        names = {name for name, _ in lags}
+        known = self._seen | {at for at in self._offsets if at[0] in names}
         measured_lags = {place: lag for place, lag in lags.items() if lag is not None}
         if not lags or not known <= lags.keys() or len(measured_lags) != len(lags):
             return None, None

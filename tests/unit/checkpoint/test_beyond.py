@@ -54,6 +54,10 @@ class TestCompleteLog:
     def test_may_lack_a_manifest_whose_driver_ended_before_the_append(self) -> None:
         assert beyond(folded(*RECORDS), (*STORED, manifest(2, 105)), LIVE) == []
 
+    def test_may_have_manifests_that_are_stored_as_differences(self) -> None:
+        stored = (*STORED[:3], manifest(2, 104).replace(".json", "-delta.json"))
+        assert beyond(folded(*RECORDS), stored, LIVE) == []
+
     def test_may_have_manifests_left_by_older_drivers(self) -> None:
         """A recovery gave the epochs up that were being decided."""
         assert beyond(folded(*RECORDS), (*STORED, manifest(1, 3), manifest(1, 4, "zombie")), LIVE) == []
