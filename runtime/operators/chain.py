@@ -40,7 +40,7 @@ from holdfast.runtime.operators.contract import (
     in_order,
 )
 from holdfast.runtime.operators.direct import ROWS_MAX, Direct, StepForm, direct
-from holdfast.runtime.rows.expressions import ProjectedColumn, Use
+from holdfast.runtime.rows.expressions import ProjectedColumn, Use, among_many
 from holdfast.runtime.rows.forms import Form, form_of
 from holdfast.sinks.contract.target import DELETE, OP, PUT
 from holdfast.storage.held_values import may_be_unheld, row_shown, unheld, why
@@ -220,13 +220,14 @@ class Chain:
         )
 
     def _compute(self, batch: pa.RecordBatch) -> pl.DataFrame:
-        frame = pl.DataFrame([pl.Series(name, batch.column(name)) for name in self._takes])
+        frame = among_many(pl.DataFrame([pl.Series(name, batch.column(name)) for name in self._takes]))
         try:
             lazy = self._started(frame)
             for stage in self._stages:
                 lazy = stage.apply(lazy)
             wanted = [*self._computed, ROW] if self._numbered else self._computed
-            return lazy.select(wanted).collect(engine="in-memory", optimizations=_AS_WRITTEN)
+            result = lazy.select(wanted).collect(engine="in-memory", optimizations=_AS_WRITTEN)
+            return result.head(1) if frame.height > batch.num_rows else result
         except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
             raise self._failed(frame, error) from error
 

@@ -340,8 +340,17 @@ def _same_in_pieces(expr: pl.Expr, types: pl.Schema) -> bool:
     return whole.equals(pl.concat([swapped_halves[half:], swapped_halves[:half]])) and whole.equals(single)
 
 
+def among_many(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return the frame, twice if it has one row, so that expressions give what they give among many rows.
+
+    A quotient by a literal differs in its last bit: of many rows Polars returns the product with the inverse, of one row
+    the quotient. The caller takes as many rows of the result as it gave.
+    """
+    return pl.concat([frame, frame]) if frame.height == 1 else frame
+
+
 def _computed(expr: pl.Expr, frame: pl.DataFrame) -> pl.DataFrame:
-    return frame.with_columns(expr.alias("_result")).select("_result")
+    return among_many(frame).with_columns(expr.alias("_result")).select("_result").head(frame.height)
 
 
 def _values(dtype: pl.DataType) -> list[Any]:

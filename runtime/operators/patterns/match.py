@@ -47,7 +47,7 @@ from holdfast.runtime.operators.patterns.results import Complete, MatchResult, S
 from holdfast.runtime.operators.side import LATE
 from holdfast.runtime.operators.windows.merging import grouped
 from holdfast.runtime.rows.dead_letters import DeadLetter, OnError, encode_row, reported
-from holdfast.runtime.rows.expressions import Use
+from holdfast.runtime.rows.expressions import Use, among_many
 from holdfast.runtime.rows.forms import code_of
 from holdfast.runtime.rows.rows import WrongRow, batch_of_rows
 from holdfast.runtime.time.windows import TIME_FIRST_US, TIME_LAST_US, micros_of, outside, span
@@ -242,7 +242,8 @@ class MatchOperator(Operator):
         assert isinstance(frame, pl.DataFrame)
         try:
             # with_columns fills constants to the length of the frame, which select alone would not.
-            result_frame = frame.with_columns(each.alias(f"_{name}") for name, each in exprs.items())
+            result_frame = among_many(frame).with_columns(each.alias(f"_{name}") for name, each in exprs.items())
+            result_frame = result_frame.head(batch.num_rows)
         except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
             raise self._failed(
                 f"{self._step.use} cannot be computed: {error}",
