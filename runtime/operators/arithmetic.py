@@ -151,10 +151,16 @@ def _pair(op: str, first: Compiled, second: Compiled) -> Compiled | None:
     left, right, kinds = first.compute, second.compute, {first.kind, second.kind}
     numbers = kinds <= {pa.int64(), pa.float64()}
     if numbers and op in _ARITHMETIC:
+        if pa.float64() in kinds and op != "Multiply" and _has_zero(first, second):
+            return None  # Polars leaves -0.0 as it is where 0 is added, and takes 0 - x for -x
         apply = _ARITHMETIC[op]
         kind = pa.float64() if pa.float64() in kinds else pa.int64()
         return Compiled(kind, lambda columns: apply(left(columns), right(columns)))
     if numbers and op == "TrueDivide":
+        if not second.varies:
+            with np.errstate(all="ignore"):
+                inverse = np.true_divide(1.0, right({}))  # so does Polars, for more rows than one
+            return Compiled(pa.float64(), lambda columns: np.multiply(left(columns), inverse))
         return Compiled(pa.float64(), lambda columns: np.true_divide(left(columns), right(columns)))
     if numbers and op in _COMPARISONS:
         compare, floats = _COMPARISONS[op][0], pa.float64() in kinds
@@ -168,6 +174,10 @@ def _pair(op: str, first: Compiled, second: Compiled) -> Compiled | None:
         join = _LOGIC[op]
         return Compiled(pa.bool_(), lambda columns: join(left(columns), right(columns)))
     return None
+
+
+def _has_zero(*sides: Compiled) -> bool:
+    return any(not side.varies and side.compute({}) == 0 for side in sides)
 
 
 def _compared(compare: Callable[[Values, Values], Values], left: Values, right: Values, floats: bool) -> Values:
