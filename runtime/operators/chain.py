@@ -222,14 +222,19 @@ class Chain:
     def _compute(self, batch: pa.RecordBatch) -> pl.DataFrame:
         frame = among_many(pl.DataFrame([pl.Series(name, batch.column(name)) for name in self._takes]))
         try:
-            lazy = self._started(frame)
-            for stage in self._stages:
-                lazy = stage.apply(lazy)
-            wanted = [*self._computed, ROW] if self._numbered else self._computed
-            result = lazy.select(wanted).collect(engine="in-memory", optimizations=_AS_WRITTEN)
-            return result.head(1) if frame.height > batch.num_rows else result
+            result = self._query(frame)
+            if result.height == 1 and self._filters:  # a later step may have seen this row alone
+                result = self._query(pl.concat([frame, frame], rechunk=True)).head(1)
         except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
             raise self._failed(frame, error) from error
+        return result.head(1) if frame.height > batch.num_rows else result
+
+    def _query(self, frame: pl.DataFrame) -> pl.DataFrame:
+        lazy = self._started(frame)
+        for stage in self._stages:
+            lazy = stage.apply(lazy)
+        wanted = [*self._computed, ROW] if self._numbered else self._computed
+        return lazy.select(wanted).collect(engine="in-memory", optimizations=_AS_WRITTEN)
 
     def _started(self, frame: pl.DataFrame) -> pl.LazyFrame:
         return frame.lazy().with_row_index(ROW) if self._numbered else frame.lazy()

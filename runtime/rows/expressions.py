@@ -343,10 +343,11 @@ def _same_in_pieces(expr: pl.Expr, types: pl.Schema) -> bool:
 def among_many(frame: pl.DataFrame) -> pl.DataFrame:
     """Return the frame, twice if it has one row, so that expressions give what they give among many rows.
 
-    A quotient by a literal differs in its last bit: of many rows Polars returns the product with the inverse, of one row
-    the quotient. The caller takes as many rows of the result as it gave.
+    A quotient by a literal differs in its last bit: of many rows Polars returns the product with the inverse, of a
+    single one the quotient. The caller takes as many rows of the result as it gave.
     """
-    return pl.concat([frame, frame]) if frame.height == 1 else frame
+    # Frames that are joined, or taken from, keep columns of one value as constants, which are computed once.
+    return pl.DataFrame([column[[0, 0]] for column in frame.get_columns()]) if frame.height == 1 else frame
 
 
 def _computed(expr: pl.Expr, frame: pl.DataFrame) -> pl.DataFrame:

@@ -35,6 +35,9 @@ A, B, S, T, L, P = pl.col("a"), pl.col("b"), pl.col("s"), pl.col("t"), pl.col("l
 
 ROW_WISE: dict[str, Callable[[], Any]] = {
     "arithmetic": lambda: A * 2 + B,
+    "quotient": lambda: B / 3.7,
+    "quotient of an integer": lambda: A / 3,
+    "part of a quotient": lambda: (B / 7 + 1).round(2),
     "comparison": lambda: A > B,
     "when": lambda: pl.when(A > 0).then(B).otherwise(None),
     "literal": lambda: pl.lit(1),
