@@ -33,6 +33,7 @@ import pyarrow as pa
 from polars import selectors
 
 from holdfast.errors import ConfigError
+from holdfast.runtime.rows.frames import never_single
 
 SYNTHETIC_ROWS = 12
 _NODES_MAX = 10_000
@@ -341,7 +342,7 @@ def _same_in_pieces(expr: pl.Expr, types: pl.Schema) -> bool:
 
 
 def _computed(expr: pl.Expr, frame: pl.DataFrame) -> pl.DataFrame:
-    return frame.with_columns(expr.alias("_result")).select("_result")
+    return never_single(frame).with_columns(expr.alias("_result")).select("_result").head(frame.height)
 
 
 def _values(dtype: pl.DataType) -> list[Any]:

@@ -142,6 +142,11 @@ class TestRowWiseExpressions:
         with pytest.raises(ConfigError, match=r"with_columns on stream 'bids' at job.py:7"):
             columns_of([], {"x": REFUSED[name]()}, SCHEMA, USE)
 
+    @pytest.mark.parametrize("divisor", [3, 7, 10, 1000, 3.7, 0.908])
+    def test_a_quotient_by_any_constant_is_accepted(self, divisor: float) -> None:
+        expr = pl.col("n") * 1.0 / divisor
+        assert predicate_of(expr > 1, pa.schema([("n", pa.int64())]), "here").meta.eq(expr > 1)
+
     def test_the_refusal_shows_the_offending_part(self) -> None:
         with pytest.raises(ConfigError, match=r'`col\("a"\).sum\(\)` looks at more than one row'):
             columns_of([], {"x": A / A.sum()}, SCHEMA, USE)
