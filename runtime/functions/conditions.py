@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from holdfast.runtime.rows.expressions import predicate_of
 from holdfast.runtime.rows.forms import form_of
+from holdfast.runtime.rows.frames import never_single
 
 TEXT_LENGTH_MAX = 200
 
@@ -64,7 +65,7 @@ def computed(conditions: Sequence[Condition], batch: pa.RecordBatch) -> Mapping[
     frame = pl.from_arrow(batch.select(list(columns)))
     assert isinstance(frame, pl.DataFrame)
     exprs = [each.expr.fill_null(False).alias(f"_{at}") for at, each in enumerate(conditions)]
-    found = frame.with_columns(exprs)  # fills constants to the length of the frame
+    found = never_single(frame).with_columns(exprs).head(batch.num_rows)  # fills constants to the length of the frame
     return {each: pa.array(found.get_column(f"_{at}").to_numpy()) for at, each in enumerate(conditions)}
 
 

@@ -40,8 +40,9 @@ from holdfast.runtime.operators.contract import (
     in_order,
 )
 from holdfast.runtime.operators.direct import ROWS_MAX, Direct, StepForm, direct
-from holdfast.runtime.rows.expressions import ProjectedColumn, Use, among_many
+from holdfast.runtime.rows.expressions import ProjectedColumn, Use
 from holdfast.runtime.rows.forms import Form, form_of
+from holdfast.runtime.rows.frames import twice
 from holdfast.sinks.contract.target import DELETE, OP, PUT
 from holdfast.storage.held_values import may_be_unheld, row_shown, unheld, why
 
@@ -173,6 +174,9 @@ class Chain:
         self._schema = pa.schema([*fields, OP_FIELD] if upsert else fields)
         self._filters = any(isinstance(each.step, Filter) for each in steps)
         passes = _passes(steps, schema, upsert)
+        filters = [at for at, each in enumerate(steps, 1) if isinstance(each.step, Filter) and not upsert]
+        self._was_single = (len(filters) > 1, any(at < len(steps) for at in filters))
+        """Whether a step may have seen a single row, if no row or one is left; see `frames`."""
         self._passed = {name: passes[name] for name in self._schema.names if name in passes}
         self._computed = [name for name in self._schema.names if name not in passes]
         marker_columns = (OP,) if upsert else (ROW,) if self._filters and self._passed else ()
@@ -220,16 +224,17 @@ class Chain:
         )
 
     def _compute(self, batch: pa.RecordBatch) -> pl.DataFrame:
-        frame = among_many(pl.DataFrame([pl.Series(name, batch.column(name)) for name in self._takes]))
+        frame = pl.DataFrame([pl.Series(name, batch.column(name)) for name in self._takes])
         try:
-            result = self._query(frame)
-            if result.height == 1 and self._filters:  # a later step may have seen this row alone
-                result = self._query(pl.concat([frame, frame], rechunk=True)).head(1)
+            output_frame = self._queried(frame) if frame.height > 1 else None
+            if output_frame is None or (output_frame.height <= 1 and self._was_single[output_frame.height]):
+                output_frame = self._queried(twice(frame))
+                output_frame = output_frame.head(output_frame.height // 2)
+            return output_frame
         except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
             raise self._failed(frame, error) from error
-        return result.head(1) if frame.height > batch.num_rows else result
 
-    def _query(self, frame: pl.DataFrame) -> pl.DataFrame:
+    def _queried(self, frame: pl.DataFrame) -> pl.DataFrame:
         lazy = self._started(frame)
         for stage in self._stages:
             lazy = stage.apply(lazy)
@@ -331,7 +336,7 @@ def _compiled(
         step = each.step
         assert isinstance(step, Filter | Project)
         if isinstance(step, Filter):
-            stages.append(_Stage(step.use, _filter(step, each.upsert_key, live)))
+            stages.append(_Stage(step.use, _filter(step, each.upsert_key, live, followed=bool(stages))))
         else:
             stages.append(_Stage(step.use, _project(step, each.upsert_key, live, carried)))
         # Only columns that the whole chain reads certainly exist, also as the column that carries the number of rows.
@@ -342,10 +347,13 @@ def _compiled(
 
 
 def _filter(
-    step: Filter, upsert_key: tuple[str, ...] | None, live: frozenset[str]
+    step: Filter, upsert_key: tuple[str, ...] | None, live: frozenset[str], followed: bool
 ) -> Callable[[pl.LazyFrame], pl.LazyFrame]:
     if upsert_key is None:
-        return lambda lazy: lazy.filter(step.predicate)
+        if not followed:
+            return lambda lazy: lazy.filter(step.predicate)
+        # Threads filter pieces of a large frame, and a piece with one row would be computed as if it were alone.
+        return lambda lazy: lazy.filter(step.predicate).map_batches(pl.DataFrame.rechunk, validate_output_schema=False)
     op = pl.when(_IS_PUT & step.predicate.fill_null(False)).then(PUT).otherwise(DELETE).cast(pl.Int8).alias(OP)
     cleared = [pl.when(_IS_PUT).then(pl.col(name)).alias(name) for name in sorted(live - {*upsert_key, step.time})]
     return lambda lazy: lazy.with_columns(op).with_columns(cleared)

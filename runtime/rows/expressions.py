@@ -33,6 +33,7 @@ import pyarrow as pa
 from polars import selectors
 
 from holdfast.errors import ConfigError
+from holdfast.runtime.rows.frames import never_single
 
 SYNTHETIC_ROWS = 12
 _NODES_MAX = 10_000
@@ -340,18 +341,8 @@ def _same_in_pieces(expr: pl.Expr, types: pl.Schema) -> bool:
     return whole.equals(pl.concat([swapped_halves[half:], swapped_halves[:half]])) and whole.equals(single)
 
 
-def among_many(frame: pl.DataFrame) -> pl.DataFrame:
-    """Return the frame, twice if it has one row, so that expressions give what they give among many rows.
-
-    A quotient by a literal differs in its last bit: of many rows Polars returns the product with the inverse, of a
-    single one the quotient. The caller takes as many rows of the result as it gave.
-    """
-    # Frames that are joined, or taken from, keep columns of one value as constants, which are computed once.
-    return pl.DataFrame([column[[0, 0]] for column in frame.get_columns()]) if frame.height == 1 else frame
-
-
 def _computed(expr: pl.Expr, frame: pl.DataFrame) -> pl.DataFrame:
-    return among_many(frame).with_columns(expr.alias("_result")).select("_result").head(frame.height)
+    return never_single(frame).with_columns(expr.alias("_result")).select("_result").head(frame.height)
 
 
 def _values(dtype: pl.DataType) -> list[Any]:

@@ -17,7 +17,8 @@ import pyarrow as pa
 
 from holdfast.arguments import checked
 from holdfast.errors import ConfigError, JobFailed, Where
-from holdfast.runtime.rows.expressions import ProjectedColumn, among_many, columns_of
+from holdfast.runtime.rows.expressions import ProjectedColumn, columns_of
+from holdfast.runtime.rows.frames import never_single
 from holdfast.runtime.time.windows import TIME
 
 EVENT_TIME = "event_time"
@@ -86,7 +87,7 @@ def times_of(column: ProjectedColumn, batch: pa.RecordBatch, source: str, job: s
     frame = pl.from_arrow(batch.select(sorted(set(column.expr.meta.root_names()))))
     assert isinstance(frame, pl.DataFrame)
     try:
-        times = among_many(frame).select(column.expr.alias(column.name)).to_series().head(batch.num_rows)
+        times = never_single(frame).select(column.expr.alias(column.name)).to_series().head(batch.num_rows)
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         raise JobFailed(
             f"source {source!r}: {column.name} = {column.expr.meta.undo_aliases()} cannot be computed: {error}",

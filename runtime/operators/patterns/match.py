@@ -47,8 +47,9 @@ from holdfast.runtime.operators.patterns.results import Complete, MatchResult, S
 from holdfast.runtime.operators.side import LATE
 from holdfast.runtime.operators.windows.merging import grouped
 from holdfast.runtime.rows.dead_letters import DeadLetter, OnError, encode_row, reported
-from holdfast.runtime.rows.expressions import Use, among_many
+from holdfast.runtime.rows.expressions import Use
 from holdfast.runtime.rows.forms import code_of
+from holdfast.runtime.rows.frames import never_single
 from holdfast.runtime.rows.rows import WrongRow, batch_of_rows
 from holdfast.runtime.time.windows import TIME_FIRST_US, TIME_LAST_US, micros_of, outside, span
 from holdfast.runtime.wire.messages import OperatorProgress
@@ -240,16 +241,16 @@ class MatchOperator(Operator):
         names = dict.fromkeys(name for each in exprs.values() for name in each.meta.root_names())
         frame = pl.from_arrow(batch.select(list(names) or batch.schema.names[:1]))
         assert isinstance(frame, pl.DataFrame)
+        frame = never_single(frame)
         try:
             # with_columns fills constants to the length of the frame, which select alone would not.
-            result_frame = among_many(frame).with_columns(each.alias(f"_{name}") for name, each in exprs.items())
-            result_frame = result_frame.head(batch.num_rows)
+            result_frame = frame.with_columns(each.alias(f"_{name}") for name, each in exprs.items())
         except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
             raise self._failed(
                 f"{self._step.use} cannot be computed: {error}",
                 "make the conditions take every value, or put a filter before the pattern",
             ) from error
-        return {name: result_frame.get_column(f"_{name}").to_numpy() for name in exprs}
+        return {name: result_frame.get_column(f"_{name}").head(batch.num_rows).to_numpy() for name in exprs}
 
     # Rows that are due
 

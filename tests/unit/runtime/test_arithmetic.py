@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from holdfast.runtime.operators.arithmetic import NeedsQuery, as_array, compiled
 from holdfast.runtime.operators.direct import Direct, direct
+from holdfast.runtime.rows.frames import twice
 
 SCHEMA = pa.schema(
     [
@@ -100,13 +101,8 @@ def bits(array: pa.Array) -> Any:
     return [None if value is None else "nan" if math.isnan(value) else value.hex() for value in array.to_pylist()]
 
 
-def twice(batch: pa.RecordBatch) -> pl.DataFrame:
-    """Return the rows twice: of a single one, Polars computes some quotients another way than of many."""
-    return pl.DataFrame([pl.Series(name, pa.concat_arrays([each, each])) for name, each in columns_of(batch).items()])
-
-
 def by_polars(expr: pl.Expr, batch: pa.RecordBatch) -> pa.Array:
-    column = twice(batch).select(x=expr).to_series().head(len(batch))
+    column = twice(pl.DataFrame(batch)).select(x=expr).to_series().head(len(batch))
     return column.rechunk().to_arrow(compat_level=pl.CompatLevel.oldest())
 
 
@@ -217,7 +213,7 @@ class TestCompiled:
 
 
 def play(steps: list[Any], batch: pa.RecordBatch) -> pa.Table:
-    frame = twice(batch).lazy()
+    frame = twice(pl.DataFrame(batch)).lazy()
     for step in steps:
         if isinstance(step, pl.Expr):
             frame = frame.filter(step)

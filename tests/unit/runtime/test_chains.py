@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
@@ -15,6 +16,7 @@ from planned_source import PlannedSource
 import holdfast as hf
 from holdfast.errors import JobFailed
 from holdfast.model import Epoch
+from holdfast.runtime.rows.frames import twice
 from holdfast.runtime.worker.fragment import FragmentRuntime
 from holdfast.sinks.memory.sink import MemorySink
 from holdfast.state.tables.table import StateTable
@@ -40,6 +42,7 @@ STEPS: dict[str, Callable[[Any], Any]] = {
     "add a constant": lambda t: t.with_columns(one=pl.lit(1)).select("one", "s", "v", "k"),
     "reorder": lambda t: t.select("s", "v", "k"),
 }
+TENTHS = pl.col("k") * pl.lit(0.1)
 CHAIN = st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=6)
 
 
@@ -131,6 +134,48 @@ class TestChains:
             quotients[size] = [row for each in out for row in each.to_pylist()]
         assert quotients[1] == quotients[10] == quotients[100]
         assert len(quotients[1]) == len(range(0, 100, every))
+
+    @pytest.mark.parametrize(
+        "chain",
+        [
+            lambda t: t.select("k", x=TENTHS // 0.1),
+            lambda t: t.select("k", x=TENTHS / 7),
+            lambda t: t.filter(pl.col("k") == 7).select("k", x=TENTHS / 7),
+            lambda t: t.filter(pl.col("k") == 7).filter(pl.col("k") / 10 // 0.1 < 7),
+            lambda t: t.filter(pl.col("k") == 7).filter(pl.col("k") / 10 // 0.1 >= 7),
+            lambda t: t.filter(TENTHS // 0.1 > 2).filter(pl.col("k") == 3).select("k", x=pl.col("k") / 7),
+        ],
+    )
+    @pytest.mark.parametrize("direct_max", [0, 100], ids=["by queries", "directly where possible"])
+    def test_a_row_has_the_same_values_alone_and_among_others(
+        self, chain: Any, direct_max: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("holdfast.runtime.operators.chain.ROWS_MAX", direct_max)
+        rows = [(k, 1, "") for k in range(20)]
+        outs = []
+        for cuts in (range(20), [0]):
+            app, out = hf.App("test"), list[pa.RecordBatch]()
+            chain(app.source("rows", PlannedSource(SCHEMA))).sink("out", MemorySink())
+            write = lambda sink, batch, out=out: out.append(batch)
+            fragment = FragmentRuntime(app.plan().fragments[0], {}, lambda edge, batch: None, write)
+            for at in cuts:
+                fragment.on_batch(batch_of(rows).slice(at, 1 if len(cuts) > 1 else 20))
+            outs.append([row for batch in out for row in batch.to_pylist()])
+        alone, together = outs
+        assert alone == together == chain(twice(frame_of(rows))).to_dicts()[: len(together)]
+
+    def test_a_row_that_a_filter_left_of_a_piece_has_the_values_that_it_has_among_others(self) -> None:
+        size = 200_000
+        app, out = hf.App("test"), list[pa.RecordBatch]()
+        app_rows = app.source("rows", PlannedSource(pa.schema([pa.field("k", pa.int64(), nullable=False)])))
+        kept = app_rows.filter((pl.col("k") == 5) | (pl.col("k") > size - 9)).select(x=pl.col("k") / 7)
+        kept.sink("out", MemorySink())
+        write = lambda sink, batch: out.append(batch)
+        fragment = FragmentRuntime(app.plan().fragments[0], {}, lambda edge, batch: None, write)
+        fragment.on_batch(pa.record_batch({"k": np.arange(size)}))
+        fragment.on_batch(pa.record_batch({"k": np.arange(5, 6)}))
+        large, small = (batch.column("x")[0].as_py() for batch in out)
+        assert large == small == 5 * (1 / 7)
 
     @settings(max_examples=80, deadline=None)
     @given(epochs=st.lists(st.lists(ROW, max_size=6), max_size=4), chain=CHAIN)
