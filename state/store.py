@@ -215,7 +215,7 @@ class StateStore:
     def adopt(
         self, stored: Mapping[int, TableContents], rooms: Mapping[int, Mapping[str, NDArray[Any]]], epoch: Epoch
     ) -> None:
-        """Take tables as of a completed epoch, with the same declarations and key groups; see Table.adopt."""
+        """Take tables as of a completed epoch, with the same declarations and key groups; see StateTable.adopt."""
         self._begin(epoch)
         for operator, table in self._tables.items():
             table.adopt(stored[operator], rooms[operator], epoch)

@@ -268,7 +268,7 @@ def reached(url: str) -> RemotePath:
 
 
 def unreachable(url: str, error: BaseException, doing: str, not_done: str) -> Unavailable:
-    """Return the error of Holdfast for one of `Reached.failures`; raise it unchanged if it is a fault of a program.
+    """Return the error of Holdfast for one of `RemotePath.failures`; raise it unchanged if it is a fault of a program.
 
     A fault that only a user can remove, such as wrong credentials, is NotAdmitted.
     """

@@ -112,7 +112,7 @@ def uploading(
     """Give a file to write. The object becomes visible when the block ends without an error, and not before.
 
     Args:
-        files, path, failures: See Upload.
+        files, path, failures: See ObjectUpload.
         refused: Raises the error that represents an error of the store. Other errors within the block pass unchanged.
     """
     file = ObjectUpload(files, path, failures)

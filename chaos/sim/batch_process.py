@@ -305,7 +305,7 @@ class BatchDriver(SimulatedDriver):
         self.spark.orphan()
 
     def turned(self) -> None:
-        """See DriverProcess.turned."""
+        """See SimulatedDriver.turned."""
         self._host.turn()
 
     def _look(self) -> None:

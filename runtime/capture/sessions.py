@@ -109,7 +109,7 @@ class Sessions(ABC):
         """Capture until a stop. Raises: see run; Stopped, Overtaken."""
 
     def _take_lock(self, is_taken: Callable[[], bool]) -> None:
-        """Take the lock of the log, or wait for the process that has it. Raises Stopped."""
+        """Take the lock of the log, or wait for the process that has it. Raises CaptureStopped."""
         waiting = False
         while not is_taken():
             if not waiting:

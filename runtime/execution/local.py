@@ -28,7 +28,7 @@ class OnThisMachine:
         self._zygote = zygote
 
     def start(self, prepared: Prepared, ports: Ports) -> Started:
-        """See Place.start."""
+        """See WorkerPlace.start."""
         ports.note("starting workers")
         zygote = self._zygote or Zygote.start()
         try:

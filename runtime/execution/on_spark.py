@@ -23,7 +23,7 @@ class OnSpark:
     """See places.Place."""
 
     def start(self, prepared: Prepared, ports: Ports) -> Started:
-        """See Place.start."""
+        """See WorkerPlace.start."""
         settings = prepared.settings
         check_java(os.environ)
         slots = settings.parallelism + settings.standbys

@@ -27,7 +27,7 @@ def by_halves(
     Args:
         places: The index of each line, for `why`.
         why: Gets the lines that are refused.
-        together: Decodes lines, and may refuse some on its own. Raises Unfit.
+        together: Decodes lines, and may refuse some on its own. Raises UndecodableLines.
     """
     if not lines:
         return

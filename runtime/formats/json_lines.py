@@ -218,7 +218,7 @@ def _is_utf8(values: pa.BinaryArray) -> bool:
 
 
 def _refuse_what_is_ignored(text: bytes, lines: Sequence[bytes]) -> None:
-    """Refuse invalid JSON that the reader accepts in fields that are not columns. Raises Unfit."""
+    """Refuse invalid JSON that the reader accepts in fields that are not columns. Raises UndecodableLines."""
     if not text.isascii():
         try:
             text.decode("utf-8")
@@ -273,7 +273,7 @@ def _state(line: bytes, name: str) -> str:
 
 
 def _has(line: bytes, name: str) -> bool:
-    """Return whether an object has a field. Raises Unfit."""
+    """Return whether an object has a field. Raises UndecodableLines."""
     try:
         return name in _OBJECT.decode(line)
     except msgspec.DecodeError:  # pyarrow accepts it

@@ -40,7 +40,7 @@ class NestedJson:
         self._build = _builder(field, form_of)
 
     def column(self, values: Sequence[msgspec.Raw | None]) -> pa.Array:
-        """Return the values as a column; None is null. Raises Unfit."""
+        """Return the values as a column; None is null. Raises UndecodableLines."""
         decode = self._decode
         try:
             return self._build([None if value is None else decode(value) for value in values])

@@ -5,7 +5,7 @@ A task has sent everything once its barriers have arrived. Spark keeps no order 
 another, so blocks are numbered.
 
 Invariants
-    - Frames leave `Inbox` in the order in which their sender put them.
+    - Frames leave `BlockInbox` in the order in which their sender put them.
     - A task reads blocks of one attempt of each sender, and its result names them (P26).
 
 Pure.

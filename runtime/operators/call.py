@@ -2,7 +2,7 @@
 
 The function is called row by row; all other work is done for many rows together. A batch is processed in pieces of at
 most `PIECE_ROWS`, so that a function that returns many rows for one does not fill the memory. A piece is interrupted
-when the turn is over; `backlog.py` resumes it. For `map_batches`, `Pace` sets the number of rows in a piece.
+when the turn is over; `backlog.py` resumes it. For `map_batches`, `SlicePace` sets the number of rows in a piece.
 
 With on_error="fail" the first failure ends the job; the epoch is never completed, so state and output stay as they
 were. With on_error="drop" a row whose call fails is left out and counted, and so is a returned row that does not fit

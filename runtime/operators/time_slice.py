@@ -1,14 +1,14 @@
 """How long one turn of a worker's loop runs Python functions, and how many rows it starts together.
 
-The cost of a user's function is unknown beforehand: a microsecond or a second per row. During a turn the worker
-handles no message, no barrier and no stop. So the functions are interrupted when a turn has lasted `TURN_S`, and resume
-in the next one. Work that cannot be interrupted at any row is started in portions that `Pace` sizes: the records of one
+The cost of a user's function is unknown beforehand: a microsecond or a second per row. During a turn the worker handles
+no message, no barrier and no stop. So the functions are interrupted when a turn has lasted `TURN_S`, and resume in the
+next one. Work that cannot be interrupted at any row is started in portions that `SlicePace` sizes: the records of one
 read, because a source has a position only between reads, and the rows of one call of `map_batches`.
 
-`Pace` doubles while its rows take less than `SHORT_S`. When they take longer than `LONG_S`, it falls to the number that
-would have taken half of that. But a function may have a fixed cost per call, regardless of the number of rows; then
-fewer rows would not shorten a call and would multiply the calls. So the last two sizes are used to split the time into
-a part that grows with the rows and a fixed part. Only the first part lowers the pace.
+`SlicePace` doubles while its rows take less than `SHORT_S`. When they take longer than `LONG_S`, it falls to the number
+that would have taken half of that. But a function may have a fixed cost per call, regardless of the number of rows;
+then fewer rows would not shorten a call and would multiply the calls. So the last two sizes are used to split the time
+into a part that grows with the rows and a fixed part. Only the first part lowers the pace.
 
 Invariants
     - At least one row is started, whatever it costs, so there is always progress.

@@ -8,7 +8,7 @@ Invariants
     - A connection serves one channel of one generation of one job; others are refused (P2).
     - All connections of a generation close together, before those of the next one are used.
     - A broken connection is reported once per channel, unless this end closed it.
-    - A connection whose packets are lost breaks too, at one end at least: see Stream.end_when_silent_for.
+    - A connection whose packets are lost breaks too, at one end at least: see PeerStream.end_when_silent_for.
 
 Source: DESIGN section 3 (data plane).
 """

@@ -37,7 +37,7 @@ HELLO_BYTES_MAX = 4096
 FRAME_BYTES_MAX = 1 << 30
 """A sender refuses a longer frame, because its receiver would close the stream."""
 SILENT_AFTER_S = 11.0
-"""See Stream.end_when_silent_for; data channels have the limit of the settings instead."""
+"""See PeerStream.end_when_silent_for; data channels have the limit of the settings instead."""
 HANDSHAKE_TIMEOUT_S = 5.0
 """For one attempt to connect, then for the handshake, TLS included, however the peer divides its bytes."""
 PROBES = 3

@@ -93,7 +93,7 @@ class WatchedState:
     kind: Kind = "operator"
 
     def changes(self, player: Player) -> dict[Epoch, list[Change]]:
-        """See Watch."""
+        """See ReplayWatch."""
         changes_by_epoch: dict[Epoch, list[Change]] = {}
         last_values: dict[tuple[Any, ...], dict[str, Any]] = {}
         history = history_of(player.stored(), self.name, self.key)
@@ -110,7 +110,7 @@ class WatchedState:
         return changes_by_epoch
 
     def same(self, whole: list[Change], pieces: list[Change]) -> bool:
-        """See Watch."""
+        """See ReplayWatch."""
         return _ends(whole) == _ends(pieces)
 
 
@@ -128,7 +128,7 @@ class WatchedRows:
     kind: Kind = "sink"
 
     def changes(self, player: Player) -> dict[Epoch, list[Change]]:
-        """See Watch."""
+        """See ReplayWatch."""
         changes_by_epoch: dict[Epoch, list[Change]] = {}
         for epoch, batches in player.sinks[self.name].rows.items():
             for row in (row for batch in batches for row in batch.to_pylist()):
@@ -139,7 +139,7 @@ class WatchedRows:
         return changes_by_epoch
 
     def same(self, whole: list[Change], pieces: list[Change]) -> bool:
-        """See Watch. In pieces an upsert also puts what a later record of the epoch replaces."""
+        """See ReplayWatch. In pieces an upsert also puts what a later record of the epoch replaces."""
         once, in_pieces = (Counter(f"{c.change} {_text(c.after)}" for c in given) for given in (whole, pieces))
         return once.keys() <= in_pieces.keys() if self.upserts else once == in_pieces
 

@@ -112,7 +112,7 @@ Row = Mapping[str, Any] | None
 
 
 def digest_of_rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> RowDigest:
-    """Return the digest of rows that were added. Raises Misfit."""
+    """Return the digest of rows that were added. Raises ForeignValue."""
     return digest_of(batch_of(rows, schema))
 
 
@@ -125,7 +125,7 @@ def digest_of_changes(
         upsert: The stream distinguishes puts from deletes.
 
     Raises:
-        Misfit: a value does not fit the stream, or a row no longer exists although the stream deletes none.
+        ForeignValue: a value does not fit the stream, or a row no longer exists although the stream deletes none.
     """
     whole = [{**k, **row} if row is not None else k for k, row in zip(keys, rows, strict=True)]
     missing_mask = np.array([row is None for row in rows], np.bool_)
@@ -140,7 +140,7 @@ def digest_of_changes(
 
 
 def batch_of(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.RecordBatch:
-    """Return rows of a SQL target as the stream's columns; missing values are null. Raises Misfit."""
+    """Return rows of a SQL target as the stream's columns; missing values are null. Raises ForeignValue."""
     columns = [_column(field.name, [row.get(field.name) for row in rows], field.type) for field in schema]
     return pa.RecordBatch.from_arrays(columns, names=schema.names)
 

@@ -52,7 +52,7 @@ class Partitioning:
     date_of: str | None = None
 
     def refuse(self, schema: pa.Schema) -> None:
-        """Refuse columns that are missing, or cannot be folders. Raises Unfit."""
+        """Refuse columns that are missing, or cannot be folders. Raises NoFolder."""
         for name in self.columns:
             if name not in schema.names:
                 raise NoFolder(f"there is no column {name!r} to partition by")
@@ -78,7 +78,7 @@ class Partitioning:
         return pa.schema([pa.field(each.name, each.type) for each in schema if each.name not in self.columns])
 
     def folders(self, batch: pa.RecordBatch) -> pa.Array | None:
-        """Return the folder of each row; None without partitioning. Raises Unfit."""
+        """Return the folder of each row; None without partitioning. Raises NoFolder."""
         columns = [(name, batch.column(name)) for name in self.columns]
         try:
             if self.date_of is not None:
@@ -89,7 +89,7 @@ class Partitioning:
         return pc.binary_join_element_wise(*levels, "/") if levels else None
 
     def split(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
-        """Yield the rows per folder, "" without partitioning; in their order, with all columns. Raises Unfit."""
+        """Yield the rows per folder, "" without partitioning; in their order, with all columns. Raises NoFolder."""
         folders = self.folders(batch)
         if folders is None:
             yield "", batch
@@ -132,7 +132,7 @@ def values_in(path: str) -> dict[str, str | None]:
 
 
 def value_of(text: str | None, kind: pa.DataType) -> pa.Scalar:
-    """Return the value that a folder holds, as a type for which `has_folders` is true. Raises Unfit."""
+    """Return the value that a folder holds, as a type for which `has_folders` is true. Raises NoFolder."""
     try:
         return pa.scalar(_parsed(text, kind), kind)
     except (ValueError, OverflowError, pa.ArrowException) as error:

@@ -3,7 +3,7 @@
 Made by arithmetic on whole columns, so that no record is an object of Python.
 
 Invariants
-    - The buffers of a message live as long as the `Messages` do. The library copies it when it takes the message.
+    - The buffers of a message live as long as the `MessageArray` does. The library copies it when it takes the message.
     - A record without a key or value has no pointer; an empty one has a pointer and no bytes.
 
 Pure: memory only.

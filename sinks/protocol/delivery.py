@@ -11,7 +11,7 @@ Invariants
     - At most one request, attempt or timer is under way per writer.
     - The queue's tags strictly increase; only the front of the queue is attempted, in order and without a gap.
     - `floor` never goes back, and everything at or below it is in the target.
-    - The state is Ready exactly when there is nothing to do.
+    - The state is Settled exactly when there is nothing to do.
 
 The caller keeps one machine per writer through recoveries, and drops it at a rewind. When
 `is_full` it stops the sources; nothing is ever skipped. After a rescale it queues output of new
@@ -144,14 +144,14 @@ Event = Opened | Queue | Succeeded | AlreadyThere | AttemptFailed | RetryDue
 
 @dataclass(frozen=True)
 class Open:
-    """Read the writer's tag in the target; answer with Opened or Failed."""
+    """Read the writer's tag in the target; answer with Opened or AttemptFailed."""
 
     writer: Writer
 
 
 @dataclass(frozen=True)
 class AttemptDelivery:
-    """Deliver these epochs in one transaction; answer with Succeeded, AlreadyThere or Failed.
+    """Deliver these epochs in one transaction; answer with Succeeded, AlreadyThere or AttemptFailed.
 
     A target that takes one epoch at a time is given the first, and the answer is about that one.
     """

@@ -27,7 +27,7 @@ class PrivateFiles(SwapMemory):
 
     Args:
         image: The folder of the image.
-        resident_max, tables_max: See Swap.
+        resident_max, tables_max: See SwapMemory.
     """
 
     def __init__(self, image: Path, resident_max: int = UNLIMITED, tables_max: int = UNLIMITED) -> None:

@@ -58,7 +58,7 @@ class GivenKeys:
         self._bytes = starts, lengths, data
         at = addresses_of(self._kept), addresses_of((starts, lengths)), [data.ctypes.data]
         self.places = np.concatenate([[len(self._kept)], at[1], at[2], at[0]]).astype(np.int64, copy=False)
-        """Where they are, in the order of Given."""
+        """Where they are, in the order of KeyPart."""
         self.byte_count = int(lengths.sum())
 
     def from_row(self, first: int) -> Words:

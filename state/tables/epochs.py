@@ -104,7 +104,7 @@ class EpochRecords(TableRecords):
         return self._writable
 
     def write(self, slots: Rows, columns: Mapping[str, Values]) -> None:
-        """Touch slots and give them working values, as Records.write does. Raises JobFailed likewise."""
+        """Touch slots and give them working values, as TableRecords.write does. Raises JobFailed likewise."""
         self.check_sizes(slots, columns)
         self.touch(slots)
         super().write(slots, columns)

@@ -159,7 +159,7 @@ class FrozenDelta:
         return self.copies.count + groups_in(self.through).size
 
     def sorted_parts(self, rows_max: int) -> Iterator[tuple[NDArray[np.uint16], OperatorDelta]]:
-        """Yield the rows as Delta.sorted_parts does; fixed-width ones are gathered part by part."""
+        """Yield the rows as OperatorDelta.sorted_parts does; fixed-width ones are gathered part by part."""
         if self.copies.in_arena:
             yield from self.whole().sorted_parts(rows_max)
             return

@@ -395,7 +395,7 @@ class IndexedRecords:
         return inputs, (kept, bits)
 
     def _places(self) -> Words:
-        """Return where the parts are, in the order of Place."""
+        """Return where the parts are, in the order of TablePart."""
         records = self._records
         return np.array(
             [

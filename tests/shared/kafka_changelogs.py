@@ -67,23 +67,23 @@ class Refusing(FakeConnection):
         self._memory = memory
 
     def progress(self) -> Progress:
-        """See Connection.progress."""
+        """See BrokerConnection.progress."""
         self._memory.refuse()
         return super().progress()
 
 
 class FakeTopic:
-    """See reading.Topic, compacting.CompactedTopic."""
+    """See reading.ReadableTopic, compacting.CompactedTopic."""
 
     def __init__(self, memory: InMemory) -> None:
         self._memory = memory
 
     def layout(self) -> Layout:
-        """See Topic.layout."""
+        """See ReadableTopic.layout."""
         return Layout(self._memory.partitions, self._memory.id)
 
     def progress(self) -> Progress:
-        """See Topic.progress."""
+        """See ReadableTopic.progress."""
         self._memory.fake.cut("poll")
         found = Progress("the progress topic")
         for key, value in self._memory.fake.marks:
@@ -91,15 +91,15 @@ class FakeTopic:
         return found
 
     def first(self, partitions: Iterable[int]) -> dict[int, int]:
-        """See Topic.first."""
+        """See ReadableTopic.first."""
         return {each: self._memory.removed.get(each, 0) for each in partitions}
 
     def written(self, partitions: Iterable[int]) -> dict[int, int]:
-        """See Topic.written."""
+        """See ReadableTopic.written."""
         return {each: len(self._memory.fake.logs.get(each, ())) for each in partitions}
 
     def read(self, begins: Mapping[int, int]) -> FakeFeed:
-        """See Topic.read."""
+        """See ReadableTopic.read."""
         return FakeFeed(self._memory, dict(begins))
 
     def write(self, records: Iterable[Records]) -> None:
@@ -119,11 +119,11 @@ class FakeTopic:
             log[:offset] = [None] * offset
 
     def holds_records(self) -> bool:
-        """See Topic.holds_records."""
+        """See ReadableTopic.holds_records."""
         return any(record for log in self._memory.fake.logs.values() for record in log)
 
     def close(self) -> None:
-        """See Topic.close."""
+        """See ReadableTopic.close."""
 
 
 @dataclass
@@ -134,7 +134,7 @@ class FakeFeed:
     positions: dict[int, int]
 
     def poll(self) -> Sequence[FeedRecord]:
-        """See Feed.poll."""
+        """See ChangelogFeed.poll."""
         self.memory.fake.cut("poll")
         found = []
         for partition, position in self.positions.items():
@@ -149,8 +149,8 @@ class FakeFeed:
         return found
 
     def drop(self, partition: int) -> None:
-        """See Feed.drop."""
+        """See ChangelogFeed.drop."""
         self.positions.pop(partition, None)
 
     def close(self) -> None:
-        """See Feed.close."""
+        """See ChangelogFeed.close."""

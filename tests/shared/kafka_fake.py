@@ -189,11 +189,11 @@ class FakeConnection:
         self._topic: str | None = None
 
     def producer(self) -> FakeProducer:
-        """See Connection.producer."""
+        """See BrokerConnection.producer."""
         return FakeProducer(self._brokers, self._name)
 
     def progress(self) -> Progress:
-        """See Connection.progress."""
+        """See BrokerConnection.progress."""
         self._brokers.calls.append("read")
         self._brokers.meanwhile()
         if any(each.marks for name, each in self._brokers.opened.items() if name != self._name):
@@ -205,24 +205,24 @@ class FakeConnection:
         return found
 
     def topic(self) -> str | None:
-        """See Connection.topic."""
+        """See BrokerConnection.topic."""
         self._topic = self._brokers.topic
         return self._topic
 
     def replaced(self) -> bool:
-        """See Connection.replaced."""
+        """See BrokerConnection.replaced."""
         return self._brokers.topic != self._topic
 
     def committed(self, marks: Sequence[Mark]) -> None:
-        """See Connection.committed."""
+        """See BrokerConnection.committed."""
         self._brokers.committed += marks
 
     def added(self) -> int:
-        """See Connection.added."""
+        """See BrokerConnection.added."""
         return self._brokers.marked - self._read
 
     def close(self) -> None:
-        """See Connection.close."""
+        """See BrokerConnection.close."""
 
 
 def as_records(batch: pa.RecordBatch) -> Records:

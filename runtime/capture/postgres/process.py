@@ -199,7 +199,7 @@ class _Stream:
         self._confirmed_s = self._lag_s = capture._clock()
 
     def run(self) -> None:
-        """Append and confirm until a stop. Raises: see Capture.run; psycopg.Error."""
+        """Append and confirm until a stop. Raises: see PostgresCapture.run; psycopg.Error."""
         stopping, clock, following = self._capture._stopping, self._capture._clock, self._following
         reply_due = False
         while not stopping.is_set():

@@ -36,7 +36,7 @@ PIECE_BYTES = 16 * 1024 * 1024
 def create_slot(replication: Replication, slot: str) -> tuple[int, str]:
     """Create a slot; return the position where it begins, and the name of its snapshot, which ends with the connection.
 
-    Waits for the transactions that run now. Raises psycopg.Error, Stopped.
+    Waits for the transactions that run now. Raises psycopg.Error, CaptureStopped.
     """
     row = replication.command(f"CREATE_REPLICATION_SLOT \"{slot}\" LOGICAL pgoutput (SNAPSHOT 'export')")
     return lsn_of(row[1]), row[2]

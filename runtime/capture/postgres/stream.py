@@ -40,7 +40,7 @@ class Replication:
         self._selector.close()
 
     def command(self, text: str) -> list[str]:
-        """Run a command that returns one row of texts. Raises psycopg.Error, Stopped."""
+        """Run a command that returns one row of texts. Raises psycopg.Error, CaptureStopped."""
         result = self._run(text, pq.ExecStatus.TUPLES_OK)
         row = [result.get_value(0, column) or b"" for column in range(result.nfields)]
         while self._next_result() is not None:

@@ -146,8 +146,8 @@ class AggregateOperator(Operator):
 class Folding:
     """The aggregates of one table.
 
-    Functions of the user that return results or merge are called for a few keys at a time, by a `Pace`, and the worker
-    is marked each time. An operator asks for few results at a time, too (pieces.py).
+    Functions of the user that return results or merge are called for a few keys at a time, by a `SlicePace`, and the
+    worker is marked each time. An operator asks for few results at a time, too (pieces.py).
 
     Args:
         operator: Named in errors, with the job.

@@ -1,8 +1,8 @@
 """Work of operators whose aggregates call functions of the user, in pieces: each may be slow, so turns end between two.
 
-Rows are taken in pieces as a `Pace` learns. Results, of an epoch or of windows that are due, are made piece by piece by
-a generator, which a turn resumes where the last one left it. Until it has ended, its fragment takes nothing else. So
-the state of the keys that are left does not change, and barrier or watermark follow the last result.
+Rows are taken in pieces as a `SlicePace` learns. Results, of an epoch or of windows that are due, are made piece by
+piece by a generator, which a turn resumes where the last one left it. Until it has ended, its fragment takes nothing
+else. So the state of the keys that are left does not change, and barrier or watermark follow the last result.
 
 Pure, as far as the user's functions are.
 """

@@ -39,7 +39,7 @@ def called(function: Callable[..., Any], *arguments: Any, into: Callable[[Any], 
         into: Converts it; `bool` can fail, for example for an array.
 
     Raises:
-        FunctionFailed: it failed, or its result cannot be converted.
+        MatchFunctionFailed: it failed, or its result cannot be converted.
     """
     try:
         found = function(*arguments)

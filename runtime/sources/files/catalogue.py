@@ -2,8 +2,8 @@
 
 Layout below the source's folder in the job's root:
 
-    catalogue.json                      names the folder of the catalogue that the job reads (`Head`)
-    files-<random>/0/00000000           files that one listing found (`Listing`), numbered without gaps
+    catalogue.json                      names the folder of the catalogue that the job reads (`FileCatalogueHead`)
+    files-<random>/0/00000000           files that one listing found (`FileListing`), numbered without gaps
     files-<random>/1/00000000           the objects 0 to 63 of level 0 as one; a level above packs 64 of the one below
 
 Packs only save requests: the objects that they hold stay, so a pack that a killed driver did not write is not missed.

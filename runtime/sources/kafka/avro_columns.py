@@ -66,7 +66,7 @@ class AvroColumns:
         defaults: Values for columns that the schema does not have. Others become null.
 
     Raises:
-        Misfit: a column cannot be read from this schema.
+        AvroMisfit: a column cannot be read from this schema.
         ConfigError: a column has no form in Avro.
     """
 
@@ -160,7 +160,7 @@ def _column(field: pa.Field, written: Type | None, defaults: Mapping[str, Any]) 
 
 
 def _build(kind: pa.DataType, given: Type, path: str) -> Build:
-    """Return how values of a type become a column. Raises Misfit."""
+    """Return how values of a type become a column. Raises AvroMisfit."""
     writer_type, _ = given.without_null
     build: Build | None = None
     if writer_type.kind == "null":

@@ -1,6 +1,6 @@
 """The messages of one topic's partitions as columns, from one consumer of librdkafka.
 
-Does the same as feed.py with `consume()`, without a Python object per message: see the contract of `Feed` there.
+Does the same as feed.py with `consume()`, without a Python object per message: see the contract of `MessageFeed` there.
 
 Invariants
     - Messages of a partition are handed over in order, each once, from the offset that was asked for.
@@ -124,7 +124,7 @@ class BatchFeed:
         """How many partitions the consumer knows."""
 
     def take(self, partition: int, offset: int, bytes_max: int) -> Taken:
-        """Take the records of a partition from an offset on, as `Feed.take` does."""
+        """Take the records of a partition from an offset on, as `MessageFeed.take` does."""
         client, state = self._at(partition, offset)
         until = time.monotonic() + ANSWER_WITHIN_S
         timeout_s = 0.0

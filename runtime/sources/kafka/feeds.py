@@ -17,7 +17,7 @@ from holdfast.storage.kafka.place import KafkaPlace
 
 
 class AnyFeed(Protocol):
-    """See Feed."""
+    """See MessageFeed."""
 
     def take(self, partition: int, offset: int, bytes_max: int) -> Taken: ...
     def close(self) -> None: ...

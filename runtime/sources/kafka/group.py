@@ -29,7 +29,7 @@ Named = Callable[[Mapping[int, int]], list[tuple[str, int, int]]]
 
 
 class GroupOffsets(OffsetPublisher):
-    """See Publisher.
+    """See OffsetPublisher.
 
     Args:
         named: Returns topic, partition and offset for offsets by number of a partition, without those that no topic has

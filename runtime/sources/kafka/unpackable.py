@@ -31,7 +31,7 @@ def behind(error: Unpackable, offset: int, end: int, take: Callable[[int], objec
     Args:
         error: How that one was reported.
         end: The end of the partition.
-        take: Reads from an offset on, as `Feed.take`.
+        take: Reads from an offset on, as `MessageFeed.take`.
     """
 
     def within(at: int) -> bool:
@@ -87,7 +87,7 @@ class Unread:
 
 @dataclass(frozen=True)
 class Refuses:
-    """A decoder that refuses every value. See `Decoder`."""
+    """A decoder that refuses every value. See `ValueDecoder`."""
 
     schema: pa.Schema
     why: Refused

@@ -1,7 +1,7 @@
 """`hf.SQLiteChanges`: the changes of a SQLite table, captured into a log by `holdfast capture`, as a source.
 
 The database itself keeps its changes, by triggers, until they are in the log. The job reads the log; see
-sources/captured.py. Only `holdfast capture` looks at the `Capturing`.
+sources/captured.py. Only `holdfast capture` looks at the `SQLiteCapturing`.
 
 Source: API.md (sources, captured); docs/decisions/0103-sqlite-capture.md.
 """

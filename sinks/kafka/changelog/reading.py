@@ -47,7 +47,7 @@ class FeedRecord(NamedTuple):
 
 
 class RecordsGone(Exception):
-    """The brokers no longer have the record at which a partition was to be read: see Feed.poll."""
+    """The brokers no longer have the record at which a partition was to be read: see ChangelogFeed.poll."""
 
     def __init__(self, partition: int, offset: int) -> None:
         self.partition, self.offset = partition, offset
@@ -72,7 +72,7 @@ class ChangelogFeed(Protocol):
         """Return the next ones that readers of committed records see; nothing if there are none now.
 
         Raises:
-            Gone: records were removed where it reads, or it would begin behind the last one.
+            RecordsGone: records were removed where it reads, or it would begin behind the last one.
             Unavailable: nothing has come for long, though there is more.
         """
 

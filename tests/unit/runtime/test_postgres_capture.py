@@ -43,7 +43,7 @@ class Table:
         self.events: list[dict[str, Any]] = []
 
     def capture(self, reached: Callable[[], bool], limits: CaptureLimits = EAGER) -> None:
-        """Capture until something is reached. Raises: see Capture.run."""
+        """Capture until something is reached. Raises: see PostgresCapture.run."""
         PostgresCapture(self.of, self.store, self.events.append, Until(reached), limits).run()
 
     def catch_up(self) -> None:

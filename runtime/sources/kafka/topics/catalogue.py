@@ -2,8 +2,8 @@
 
 Layout below the source's folder in the job's root:
 
-    catalogue.json              names the folder of the catalogue that the job reads (`Head`)
-    topics-<random>/00000000    what one listing found (`Listing`), numbered without gaps
+    catalogue.json              names the folder of the catalogue that the job reads (`TopicCatalogueHead`)
+    topics-<random>/00000000    what one listing found (`TopicListing`), numbered without gaps
 
 Invariants
     - The catalogue only grows, by conditional creates; all readers see the same numbers.
