@@ -17,7 +17,7 @@ import msgspec
 
 sys.setswitchinterval(1e-6)
 hello = msgspec.msgpack.encode(m.Register(WorkerId("w"), 1, "host", 2, "boot", ("host", 1)))
-beat = msgspec.msgpack.encode(m.Heartbeat(WorkerId("w"), Generation(0), False, False, (), m.Progress()))
+beat = msgspec.msgpack.encode(m.Heartbeat(WorkerId("w"), Generation(0), False, False, (), m.WorkerProgress()))
 together, read = threading.Barrier(8), []
 
 def reader(number):

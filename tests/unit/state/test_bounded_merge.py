@@ -22,12 +22,12 @@ from holdfast.checkpoint.bases import Merge
 from holdfast.checkpoint.repository import open_verified
 from holdfast.model import Epoch, Generation, JobUuid, ObjectRef, SegmentRef, SnapshotHandle
 from holdfast.model import Subtask, Timeline, WorkerId
-from holdfast.runtime.cli.operate.verify import Named, damaged_of
-from holdfast.runtime.wire.messages import Active, Deploy
+from holdfast.runtime.cli.operate.verify import CheckpointObject, damaged_of
+from holdfast.runtime.wire.messages import ActiveRole, Deploy
 from holdfast.runtime.worker.compaction import CompactJob
 from holdfast.state import blocks, changelog
 from holdfast.state.keys.batch import KeyType
-from holdfast.state.tables.delta import Delta
+from holdfast.state.tables.delta import OperatorDelta
 from holdfast.state.tables.spec import ColumnSpec, TableSpec
 from holdfast.storage.local import LocalObjects
 import hashlib
@@ -41,7 +41,7 @@ def sealed(number, rows):
     keys = KEY.from_ints(np.arange(rows) + (number - 1) * rows // 2)
     notes = pa.array([str(number) * width], pa.large_utf8()).take(pa.array(np.zeros(rows, np.int64)))
     columns = {SPEC.columns[0].id: notes}
-    delta = Delta(Epoch(number), Epoch(number - 1), 1, GROUPS, keys, np.ones(rows, bool), columns)
+    delta = OperatorDelta(Epoch(number), Epoch(number - 1), 1, GROUPS, keys, np.ones(rows, bool), columns)
     owner = JobUuid("j"), Generation(1), Timeline(1)
     header = changelog.SegmentHeader(*owner, delta.epoch, delta.follows, WorkerId("w"))
     data = changelog.seal(header, [delta])
@@ -55,7 +55,7 @@ def ref(number, rows):
 def merged(refs, through):
     handle = SnapshotHandle(Subtask(0), (0, GROUPS), (), Epoch(0), refs)
     owner = JobUuid("j"), Generation(1), Timeline(1)
-    deploy = Deploy(*owner, Epoch(101), through, Active(Subtask(0)), (), handle, (), (), ())
+    deploy = Deploy(*owner, Epoch(101), through, ActiveRole(Subtask(0)), (), handle, (), (), ())
     return CompactJob(deploy, WorkerId("w"), Merge(through, Epoch(0), refs), (SPEC,)).run(store)
 
 def read(base):
@@ -73,8 +73,8 @@ if what == "write":
         sealed(number, rows)
         sealed(number, 1000)
 elif what == "verify":
-    named = [Named(ref(number, rows).object, "segment", [number]) for number in range(1, pieces + 1)]
-    assert damaged_of(store, GROUPS, [Named(ref(1, 1000).object, "segment", [1])]) == []
+    named = [CheckpointObject(ref(number, rows).object, "segment", [number]) for number in range(1, pieces + 1)]
+    assert damaged_of(store, GROUPS, [CheckpointObject(ref(1, 1000).object, "segment", [1])]) == []
     before = peak()
     assert damaged_of(store, GROUPS, named) == []
     print(before, peak())

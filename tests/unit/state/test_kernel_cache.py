@@ -55,9 +55,9 @@ SLOTS = USE.replace("{module}", "slots")
 TABLE = """
 import numpy as np, pyarrow as pa
 from holdfast.state.keys.batch import KeyType
-from holdfast.state.tables.table import Table, TableSpec
+from holdfast.state.tables.table import StateTable, TableSpec
 key = KeyType(("k",), (pa.int64(),))
-print(Table(TableSpec(1, "t", key, ()), 1).slots(key.from_ints(np.array([5, 6, 5]))).tolist())
+print(StateTable(TableSpec(1, "t", key, ()), 1).slots(key.from_ints(np.array([5, 6, 5]))).tolist())
 """
 
 

@@ -280,7 +280,7 @@ import sys
 import numpy as np, pyarrow as pa
 from holdfast.model import Epoch
 from holdfast.state.keys.batch import KeyType
-from holdfast.state.tables.table import ColumnSpec, Table, TableSpec
+from holdfast.state.tables.table import ColumnSpec, StateTable, TableSpec
 
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096
@@ -288,7 +288,7 @@ def resident():
 text = sys.argv[1] == "text"
 kind = KeyType(("k",), (pa.utf8() if text else pa.int64(),))
 columns = tuple(ColumnSpec(name, np.dtype(np.int64)) for name in ("n", "total"))
-table = Table(TableSpec(1, "t", kind, columns), 1)
+table = StateTable(TableSpec(1, "t", kind, columns), 1)
 
 def put(first, end):
     numbers = np.arange(first, end)

@@ -35,10 +35,10 @@ QUICK = CompanionLimits(every=0.05, hung_after=60.0, session_timeout=60.0)
 WORKER_PROGRAM = """
 import json, os, sys, msgspec, threading, time
 from holdfast.runtime.wire import messages as m
-from holdfast.runtime.processes.companion import Board, Companion
+from holdfast.runtime.processes.companion import Board, CompanionHandle
 from holdfast.runtime.processes.control import ControlClient
 from holdfast.runtime.processes.tls import Credentials
-from holdfast.runtime.wire.vitals import Limits
+from holdfast.runtime.wire.vitals import CompanionLimits
 
 port, secret, limits, marks = json.loads(sys.argv[1])
 address, credentials = ("127.0.0.1", port), Credentials(bytes.fromhex(secret))
@@ -46,7 +46,8 @@ register = m.Register("w", 1, "here", os.getpid(), "boot", ("here", 1))
 client = ControlClient(address, credentials, register, lambda message: None, lambda why: None)
 client.start()
 board = Board(marks)
-companion = Companion(board, address, credentials, msgspec.msgpack.encode(m.Companion("w")), Limits(**limits))
+hello = msgspec.msgpack.encode(m.Companion("w"))
+companion = CompanionHandle(board, address, credentials, hello, CompanionLimits(**limits))
 print(companion.pid, flush=True)
 board.mark(marks[1])
 board.beat()
