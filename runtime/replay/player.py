@@ -19,6 +19,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
+from holdfast.checkpoint.catalogue import Retention
 from holdfast.checkpoint.forks import NewJob, first_record, forked_manifest
 from holdfast.checkpoint.joblog import Completed, ForkOrigin
 from holdfast.checkpoint.manifest import Manifest
@@ -42,6 +43,8 @@ SILENT_S, PAUSE_S = 30.0, 0.01
 """How long a source may give nothing, although its records are said to be there; and between two looks."""
 TICK_S = 0.25
 """Time that passes behind each piece, in which workers look at the wall clock and timers fire."""
+KEPT = Retention(checkpoints=1_000_000)
+"""Every checkpoint of the job in memory is one that a replay may look at, however old its clock says it is."""
 NEVER_S = 1e9
 """The time until an epoch is due: only the end of a piece closes one."""
 
@@ -101,8 +104,10 @@ class Player:
         self._store = MemoryObjects()
         partitions = {name: tuple(source.partitions()) for name, source in self._sources.items()}
         self._cluster = Cluster(plan, 1, 0, self._store, NEVER_S, partitions)
-        self._cluster.change_rules(operators=operators)
+        self._cluster.change_rules(operators=operators, retention=KEPT)
         self._name = name
+        self._silent_s = 1 + max((spec.idle_after_s for spec in code.plan.sources), default=0.0)
+        """After this time a partition without records is idle, and no more time needs to pass."""
 
     def __enter__(self) -> Self:
         if self._start.done is not None:
@@ -126,16 +131,21 @@ class Player:
         """Return the newest epoch, that of the checkpoint with which it began at first; 0 if there is none."""
         return self._cluster.driver.state.job.base_epoch
 
-    def play(self, piece: Span) -> Epoch:
+    def play(self, piece: Span, at_us: int | None = None) -> Epoch:
         """Read a piece, close its epoch, deliver it, and return its number.
+
+        Args:
+            at_us: The wall clock's time behind the piece; None: in proportion to the records read so far.
 
         Raises:
             JobFailed: the job's code fails.
         """
+        if at_us is not None:
+            self._cluster.pass_time(min(self._silent_s, max(0.0, (at_us - self._cluster.clock.wall_us()) / 1e6)))
         for each in piece:
             self._sources[each.source].allow(each)
         self._read(piece)
-        self._pass_time(piece)
+        self._pass_time(piece, at_us)
         self._cluster.pass_time(TICK_S)
         self._settle()
         before, driver = self.base, self._cluster.driver
@@ -180,13 +190,13 @@ class Player:
             member.loop.take_stock()
         return [at for member in members for at in member.loop.heartbeat().progress.positions]
 
-    def _pass_time(self, piece: Span) -> None:
+    def _pass_time(self, piece: Span, at_us: int | None = None) -> None:
         """Let the wall clock show what it may have shown when production had read so far."""
         self._offsets += offsets_in(piece)
         share = self._offsets / max(1, self._all)
         begins_us = self._ends_at if self._start.done is None else self._start.done.at
-        clock = self._cluster.clock
-        clock.wall_behind_s += (clock.wall_us() - (begins_us + round((self._ends_at - begins_us) * share))) / 1e6
+        clock, share_us = self._cluster.clock, round((self._ends_at - begins_us) * share)
+        clock.wall_behind_s += (clock.wall_us() - (begins_us + share_us if at_us is None else at_us)) / 1e6
 
     def _captured(self, spec: SinkSpec) -> SinkSpec:
         return replace(spec, sink=self.sinks[spec.name], path=None)
