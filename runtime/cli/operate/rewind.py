@@ -186,12 +186,6 @@ def _apply(
     adopted: tuple[str, ...],
 ) -> bool:
     """Carry out the plan; return False if the driver that was asked is dead."""
-    from holdfast.runtime.driver.state import RewindWanted
-    from holdfast.runtime.execution.checks import second_run
-    from holdfast.runtime.execution.checks.ordered import refuse
-    from holdfast.runtime.plan.topic import outputs_of
-    from holdfast.runtime.rewind.stopped import check_in_time, rewind_stopped
-
     job = stored.job
     if status_of(stored, SystemClock().wall_us()).state in RUNNING:
         if not _ask(stored, base, args, timeout_s):
@@ -206,6 +200,28 @@ def _apply(
             next_step=f"give the job's file: holdfast rewind JOB.py --to-epoch {base.body.epoch} --apply",
             where=Where(job=job.name),
         )
+    rewind_here(stored, base, plan, accept, repairs_s, timeout_s, adopted)
+    advise(f"{job.name}: stopped at epoch {base.body.epoch}, on timeline {job.timeline + 1}; run it to resume")
+    return True
+
+
+def rewind_here(
+    stored: Stored,
+    base: Completed,
+    plan: Plan,
+    accept: list[str],
+    repairs_s: float | None,
+    timeout_s: float,
+    adopted: tuple[str, ...] = (),
+) -> None:
+    """Rewind a job that is not running, in this process, and leave it stopped. See `rewind_stopped` for errors."""
+    from holdfast.runtime.driver.state import RewindWanted
+    from holdfast.runtime.execution.checks import second_run
+    from holdfast.runtime.execution.checks.ordered import refuse
+    from holdfast.runtime.plan.topic import outputs_of
+    from holdfast.runtime.rewind.stopped import check_in_time, rewind_stopped
+
+    job = stored.job
     refuse(second_run.refusal(stored.store, job, advise))
     check_in_time(job.name, repairs_s, timeout_s)
     stored = open_job_for_writing(stored)
@@ -215,8 +231,6 @@ def _apply(
         store.put("live.json", json.dumps(msgspec.structs.replace(reported, root=stored.folder).as_json()).encode())
 
     rewind_stopped(stored.repository, job, request, outputs_of(plan), timeout_s, tell, adopted)
-    advise(f"{job.name}: stopped at epoch {base.body.epoch}, on timeline {job.timeline + 1}; run it to resume")
-    return True
 
 
 def open_job_for_writing(stored: Stored) -> Stored:

@@ -111,6 +111,26 @@ def handle(args: argparse.Namespace) -> int:
     return 0
 
 
+def ended(stored: Stored, timeout: str, timeout_s: float) -> Status:
+    """Ask a running job to take a last checkpoint and end, and wait until it has; return its status then.
+
+    Args:
+        timeout: As the user typed it, for messages.
+
+    Raises:
+        ConfigError: the driver refused.
+        JobFailed: the job failed first.
+        Unavailable: no driver answers, or not in time.
+    """
+    status = status_of(stored, SystemClock().wall_us())
+    if status.state not in RUNNING:
+        return status
+    assert status.generation is not None, "the log names the generation of a running job"
+    request = requests.ask(stored.store, "stop", {}, status.generation)
+    args = argparse.Namespace(how=None, drop_unread=False, timeout=timeout)
+    return _wait(stored, request, time.monotonic() + timeout_s, args)
+
+
 def _wait(stored: Stored, request: str, deadline: float, args: argparse.Namespace) -> Status:
     """Wait until the log or the driver's last report shows that the run has ended; return that status."""
     reply: Mapping[str, Any] | None = None
