@@ -39,6 +39,8 @@ COMMANDS = {
     "audit": "prove from sources and targets that every record read came out once, for every checkpoint kept",
     "why": "show which records changed a key of an operator, or made a row of a sink, by replaying",
     "bisect": "find the checkpoint at which a condition on the state fails, and the record that made it fail",
+    "shadow": "replay changed code beside the present one, and show which rows and keys differ",
+    "promote": "stop a job, and make it ready for changed code, rewound with its targets repaired if need be",
     "check": "replay the newest epochs and compare them with the checkpoints: finds code that is not deterministic",
     "dlq": "list dead letters, and append their records to the log that they came from",
     "txn": "list or abort transactions that a killed job left open in Kafka",
@@ -54,7 +56,7 @@ PLACES = {
         *("jobs", "status", "events", "explain", "stop", "savepoint", "rewind", "fork"),
         *("checkpoints", "state", "audit", "dlq", "txn"),
     ),
-    "replay": ("why", "bisect", "check"),
+    "replay": ("why", "bisect", "check", "shadow", "promote"),
 }
 ELSEWHERE = {
     "chaos": "holdfast.chaos.commands.chaos",  # of a layer above this one, so imported by name alone
