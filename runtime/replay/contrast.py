@@ -30,6 +30,8 @@ from holdfast.storage.held_values import rows_of
 
 Row = dict[str, Any]
 Change = Literal["added", "changed", "removed"]
+PLAIN = frozenset((str, int))
+"""Types of most values, which are compared as they are."""
 ALIKE_AMONG = 1_000
 """Rows without a key among which the one is looked for that is most alike, to show both side by side."""
 
@@ -110,6 +112,8 @@ class Contrast:
 
 def alike(one: Any, other: Any) -> bool:
     """Return whether two values are equal, but for the rounding of numbers in them; NaN equals NaN."""
+    if type(one) is type(other) and type(one) in PLAIN:
+        return bool(one == other)
     match one, other:
         case (bool(), _) | (_, bool()):
             return bool(one == other and type(one) is type(other))
@@ -130,6 +134,8 @@ def same(one: Any, other: Any) -> bool:
 
 def frozen(value: Any) -> Any:
     """Return a value that can be looked up, and is equal for equal values; NaN equals NaN."""
+    if type(value) in PLAIN:
+        return value
     match value:
         case float() if math.isnan(value):
             return ("NaN",)
@@ -155,13 +161,23 @@ class GivenRows:
         self.counts = [0, 0]
         self._names = tuple(names)
         self._rows: _Keyed | _Added = _Added() if key is None else _Keyed(key, from_nothing)
+        self._equal_until_now: list[tuple[Epoch, Sequence[pa.RecordBatch]]] | None = []
+        """The rows of a sink with a key as long as both versions give the same; they need no comparison by key."""
 
     def take(self, epoch: Epoch, before: Sequence[pa.RecordBatch], after: Sequence[pa.RecordBatch]) -> None:
         """Take what both versions gave in an epoch."""
         for at, batches in enumerate((before, after)):
             self.counts[at] += sum(batch.num_rows for batch in batches)
-        if not self._equal(before, after) or isinstance(self._rows, _Keyed):
-            self._rows.take(epoch, self._compared(before), self._compared(after))
+        is_equal = self._equal(before, after)
+        if isinstance(self._rows, _Added) and is_equal:
+            return
+        if self._equal_until_now is not None and is_equal:
+            self._equal_until_now.append((epoch, before))
+            return
+        for earlier, batches in self._equal_until_now or ():
+            self._rows.take(earlier, self._compared(batches), self._compared(batches))
+        self._equal_until_now = None
+        self._rows.take(epoch, self._compared(before), self._compared(after))
 
     def fill(self, into: Contrast, limit: int) -> None:
         """Report the present differences, with the first ones side by side."""
