@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from holdfast.runtime.replay.epochs import Replayable
 from holdfast.runtime.replay.player import Code, Player
 from holdfast.runtime.replay.proof import Proof, proof
+from holdfast.runtime.replay.silence import begins_idle
 
 
 def checked(code: Code, epochs: Iterable[Replayable]) -> Iterator[Proof]:
@@ -28,6 +29,8 @@ def replayed(code: Code, epoch: Replayable, seen: Callable[[Player], None] = lam
     """
     code.check(epoch.span, epoch.manifest)
     with Player(code, epoch.start, epoch.manifest, epoch.done.at, epoch.span) as player:
+        if begins_idle(epoch.start.stored, epoch.start.done, code.plan.sources, epoch.span):
+            player.rest()
         number = player.play(epoch.span)
         seen(player)
         rows = lambda sink: player.rows(sink, number)

@@ -158,6 +158,11 @@ class Player:
             self._refuse_failure()
         return self.base
 
+    def rest(self) -> None:
+        """Let partitions become idle, as they were when the job took its checkpoint."""
+        self._cluster.pass_time(self._silent_s)
+        self._pass_time(())
+
     def stored(self) -> Stored:
         """Return the job in memory as inspection reads it."""
         repository = Repository(self._store)

@@ -31,6 +31,7 @@ from holdfast.runtime.replay.contrast import ColumnChanges, Contrast, GivenRows,
 from holdfast.runtime.replay.following import ChainedEpoch, EpochChain
 from holdfast.runtime.replay.player import Code, Player, Start
 from holdfast.runtime.replay.proof import Difference, proof
+from holdfast.runtime.replay.silence import begins_idle
 from holdfast.runtime.replay.sources import NOT_REPLAYED
 from holdfast.runtime.replay.spans import Span
 from holdfast.runtime.replay.states import apart, contrast_of, values_of
@@ -146,6 +147,8 @@ class PlayedVersion:
         end = msgspec.structs.replace(link.epoch.manifest, operators=self._operators)
         self._player = Player(self.code, start, end, link.epoch.done.at, span).__enter__()
         self._partitions, self.played = partitions, []
+        if start is self._chain.start and begins_idle(start.stored, start.done, self.code.plan.sources, span):
+            self._player.rest()
         return self._player
 
 

@@ -315,13 +315,36 @@ class Windowed(Job):
 
 
 class TestIdlePartitions:
-    def test_hold_no_window_open_as_in_production(self, tmp_path: Path, holdfast: Callable[..., Any]) -> None:
-        """Time passes between the epochs of a shadow as it did between those of the job."""
+    @pytest.fixture
+    def job(self, tmp_path: Path, holdfast: Callable[..., Any]) -> Windowed:
+        """A job whose windows close although one of its partitions has no further record."""
         job = Windowed(tmp_path, holdfast)
         job.at(0, 0, 1)
         job.at(15, 0, silent_s=40.0)
         for second in (30, 45):
             job.at(second, 0)
+        return job
+
+    def test_idleness_that_began_before_the_replay_closes_windows(self, job: Windowed) -> None:
+        assert job.holdfast("check", str(job.file)).status == 0
+        epochs = [each["epoch"] for each in job.holdfast("check", str(job.file), "--json").json["epochs"]]
+        found = job.shadow("--from", str(epochs[-2]), "--json").json
+        assert found["replay"]["exact"] and found["epochs"] == epochs[-1:]
+        assert [each["before"] for each in found["sinks"]] == [1]
+
+    def test_a_partition_that_was_silent_for_a_moment_holds_windows_open(
+        self, tmp_path: Path, holdfast: Callable[..., Any]
+    ) -> None:
+        job = Windowed(tmp_path, holdfast)
+        job.at(0, 0, 1)
+        for second in (15, 30, 45):
+            job.at(second, 0)
+        assert job.holdfast("check", str(job.file)).status == 0
+        [out] = job.shadow("--json").json["sinks"]
+        assert out["before"] == 0
+
+    def test_idleness_that_begins_in_a_replay_closes_windows(self, job: Windowed) -> None:
+        """Time passes between the epochs of a shadow as it did between those of the job."""
         found = job.shadow("--json").json
         assert found["equal"] and found["replay"]["exact"], found
         [out] = found["sinks"]
