@@ -20,7 +20,7 @@ from typing import Self
 import msgspec
 import pyarrow as pa
 
-from holdfast.errors import ConfigError, Where
+from holdfast.errors import ConfigError, JobFailed, Where
 from holdfast.model import Epoch
 from holdfast.runtime.inspect.reading import StateReading, reading_of
 from holdfast.runtime.inspect.stored import Stored
@@ -95,8 +95,15 @@ class PlayedVersion:
         epoch = link.epoch
         span: Span = tuple(each for each in epoch.span if each.source in self._names)
         self.code.check(span, epoch.manifest)
-        with self._modules():
-            number = self._at(link, span).play(span, epoch.done.at)
+        try:
+            with self._modules():
+                number = self._at(link, span).play(span, epoch.done.at)
+        except JobFailed as error:
+            error.not_done = "the replay was not completed; the job was only read"
+            error.next_step = (
+                'correct the code, or leave such rows out with on_error="dlq" or on_error="drop"; then retry'
+            )
+            raise
         self.played.append(_PlayedEpoch(epoch.manifest.epoch, number))
         return number
 

@@ -44,7 +44,7 @@ def add_parser(subparsers: Any) -> None:
         "process, and show which rows of sinks and keys of operators differ. Targets are not touched, and the job may\n"
         "run meanwhile.\n\n"
         "exit status: 0 equal, 2 wrong use, or the new code cannot read the state; 4 something differs, or a\n"
-        "checkpoint is damaged; 5 a source or store is unreachable",
+        "checkpoint is damaged; 5 a source or store is unreachable; 7 one of the two fails",
         "holdfast shadow job.py new.py\n"
         "holdfast shadow job.py new.py --from before-deploy --json\n"
         "holdfast shadow job.py new.py --live",

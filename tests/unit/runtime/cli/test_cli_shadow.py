@@ -188,6 +188,12 @@ class TestRefusals:
         assert ended.status == 2 and what in ended.err, ended
         assert "Not done: nothing was replayed" in ended.err and "Next:" in ended.err
 
+    def test_name_the_record_on_which_the_new_code_fails(self, job: Job) -> None:
+        ended = job.shadow(changes=(("sale.amount)", "sale.amount / (sale.amount - 100))"),))
+        assert ended.status == 7, ended
+        assert "new.py" in ended.err and "for the record at offset 0 of partition 1" in ended.err
+        assert "Not done: the replay was not completed; the job was only read" in ended.err
+
 
 class TestChangedShape:
     def test_state_that_is_given_up_is_missing_in_the_new_version(self, job: Job) -> None:
