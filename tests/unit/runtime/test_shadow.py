@@ -31,7 +31,8 @@ from holdfast.sinks.memory.sink import MemorySink
 from holdfast.testing import TestDriver
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
-PARTITIONS, EPOCHS, SIZE_S = 4, 6, 20
+PARTITIONS, EPOCHS, SIZE_S, WITHIN_S = 4, 6, 20, 15
+SOURCES = ("rows", "others")
 KEYS = ("ab", "cd", "ef", "gh")
 """By partition: the order of records of different partitions is not recorded, so no key may depend on it."""
 SEEDS = range(4)
@@ -82,6 +83,10 @@ def app_of(rule: Rule) -> hf.App:
     rows.sink("rows-out", MemorySink())
     keyed = rows.key_by("k")
     keyed.agg("totals", rows=hf.count(), total=hf.sum("n")).sink("out", MemorySink(["k"]))
+    rows.key_by("k").dedup("once", within=f"{WITHIN_S}s").sink("once-out", MemorySink())
+    others = app.source("others", hf.Log("unused/others", Row), event_time="at")
+    pairs = rows.join("pairs", others, on="k", within=hf.between("0s", f"{WITHIN_S}s"))
+    pairs.sink("paired", MemorySink())
     keyed.window(hf.tumbling(f"{SIZE_S}s")).agg("windows", total=hf.sum("n")).sink("windowed", MemorySink())
     return app
 
@@ -91,25 +96,25 @@ class Played:
     """A job that ran with the rule `as_is`.
 
     Args:
-        pushed: The records of each partition.
+        pushed: The records of each partition of each source.
     """
 
     driver: TestDriver
     stored: Stored
-    pushed: dict[int, list[Row]]
+    pushed: dict[tuple[str, int], list[Row]]
 
     @property
     def epochs(self) -> list[int]:
         return [int(done.body.epoch) for done in self.stored.job.completed]
 
-    def read_by(self, epoch: int) -> dict[int, int]:
+    def read_by(self, epoch: int) -> dict[tuple[str, int], int]:
         """The offsets with which an epoch ends; none for 0."""
         if epoch == 0:
             return {}
         done = self.stored.job.checkpoint(epoch)
         assert done is not None
         manifest = self.stored.repository.load_manifest(done.body.manifest)
-        return {at.partition: at.offset for at in manifest.positions}
+        return {(at.source, at.partition): at.offset for at in manifest.positions}
 
     def shadowed(self, rule: Rule, start: int, *, proved: bool = True) -> tuple[dict[str, Contrast], Shadow]:
         """Replay all epochs behind one with the rule."""
@@ -126,14 +131,14 @@ class Played:
 
 def played(driver: TestDriver, seed: int) -> Played:
     rng = random.Random(seed)
-    pushed: dict[int, list[Row]] = {partition: [] for partition in range(PARTITIONS)}
+    pushed = {(source, partition): list[Row]() for source in SOURCES for partition in range(PARTITIONS)}
     second = 0.0
     for number in range(EPOCHS):
-        for partition in range(PARTITIONS):
+        for source, partition in pushed:
             times = sorted(second + rng.random() for _ in range(rng.randint(1, 6)))
             rows = [Row(rng.choice(KEYS[partition]), rng.randint(0, 40), NOON + timedelta(seconds=at)) for at in times]
-            driver.push("rows", rows, partition)
-            pushed[partition] += rows
+            driver.push(source, rows, partition)
+            pushed[source, partition] += rows
         driver.checkpoint()
         second += rng.choice([3, 12, 25])
         match rng.randint(0, 4):
@@ -171,22 +176,28 @@ class Result:
         out: What it put under each key.
         rows: All rows of the sink without a key.
         windows: The rows of windows that closed.
+        once: The rows that repeat none.
+        pairs: The rows of the join.
     """
 
     totals: dict[str, tuple[int, int]]
     out: dict[str, tuple[int, int]]
     rows: Counter[tuple[str, int, datetime]]
     windows: Counter[tuple[str, int, int]]
+    once: Counter[tuple[str, int, datetime]]
+    pairs: Counter[tuple[str, int, datetime, int, datetime]]
 
 
 def oracle(job: Played, rule: Rule, start: int) -> Result:
     """Compute what is there after the last epoch if the rule applies to all records behind an epoch."""
     began, ends = job.read_by(start), job.read_by(job.epochs[-1])
-    result = Result({}, {}, Counter(), Counter())
+    result = Result({}, {}, Counter(), Counter(), Counter(), Counter())
+    passed: dict[str, datetime] = {}
     open_windows: Counter[tuple[str, int]] = Counter()
-    for partition, rows in job.pushed.items():
-        for offset, row in enumerate(rows[: ends[partition]]):
-            is_new = offset >= began.get(partition, 0)
+    for partition in range(PARTITIONS):
+        place = "rows", partition
+        for offset, row in enumerate(job.pushed[place][: ends[place]]):
+            is_new = offset >= began.get(place, 0)
             for k, n in (rule if is_new else as_is)(row.k, row.n):
                 count, total = result.totals.get(k, (0, 0))
                 result.totals[k] = count + 1, total + n
@@ -194,6 +205,12 @@ def oracle(job: Played, rule: Rule, start: int) -> Result:
                 if is_new:
                     result.out[k] = result.totals[k]
                     result.rows[k, n, row.at] += 1
+                if k not in passed or row.at - passed[k] >= timedelta(seconds=WITHIN_S):
+                    passed[k] = row.at
+                    result.once[k, n, row.at] += is_new
+                for other, is_other_new in others_of(job, partition, began, ends):
+                    if other.k == k and timedelta() <= other.at - row.at <= timedelta(seconds=WITHIN_S):
+                        result.pairs[k, n, row.at, other.n, other.at] += is_new or is_other_new
     closed, closes = (closed_by(job, epoch) for epoch in (start, job.epochs[-1]))
     for (k, window), total in open_windows.items():
         if closed <= window < closes:
@@ -201,12 +218,19 @@ def oracle(job: Played, rule: Rule, start: int) -> Result:
     return result
 
 
+def others_of(job: Played, partition: int, began: Any, ends: Any) -> list[tuple[Row, bool]]:
+    """Return the records of the other source, and whether each is behind the epoch."""
+    place = "others", partition
+    return [(row, at >= began.get(place, 0)) for at, row in enumerate(job.pushed[place][: ends[place]])]
+
+
 def closed_by(job: Played, epoch: int) -> int:
     """Return the first window that is open after an epoch."""
     read = job.read_by(epoch)
-    if any(not read.get(partition) for partition in range(PARTITIONS)):
+    places = [("rows", partition) for partition in range(PARTITIONS)]
+    if any(not read.get(place) for place in places):
         return 0
-    latest = (max(row.at for row in job.pushed[partition][: read[partition]]) for partition in range(PARTITIONS))
+    latest = (max(row.at for row in job.pushed[place][: read[place]]) for place in places)
     return int((min(latest) - NOON).total_seconds()) // SIZE_S
 
 
@@ -228,6 +252,8 @@ def agrees(job: Played, rule: Rule, start: int) -> Counter[str]:
     bags: tuple[tuple[str, Counter[Any], Counter[Any]], ...] = (
         ("rows-out", before.rows, after.rows),
         ("windowed", before.windows, after.windows),
+        ("once-out", before.once, after.once),
+        ("paired", before.pairs, after.pairs),
     )
     for name, ones, others in bags:
         assert (found[name].before, found[name].after) == (ones.total(), others.total())
@@ -263,8 +289,9 @@ class TestShadow:
             expected = next(
                 epoch
                 for epoch in job.epochs
-                for partition, rows in job.pushed.items()
-                if any(row.k == k and row.n for row in rows[: job.read_by(epoch)[partition]])
+                for partition in range(PARTITIONS)
+                for row in job.pushed["rows", partition][: job.read_by(epoch)["rows", partition]]
+                if row.k == k and row.n
             )
             assert each.epoch == expected
             assert both.since(found["totals"], k, {"k": k}) == (expected, True)
