@@ -6,6 +6,7 @@ Source: API.md; docs/decisions/0132-shadow.md.
 from __future__ import annotations
 
 import argparse
+import shlex
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -180,6 +181,8 @@ class _View:
                 f"\n{self._before.file} does not give what the checkpoints have, so some differences may come from "
                 f"the replay, not from {self._after.file}: see holdfast check {self._before.file}"
             )
+        command = shlex.join(["holdfast", "promote", self._before.file, self._after.file, *self._flags])
+        advise(f"\nNext, to replace the code: {command}; with --from EPOCH also what it has written since then")
         return self.status(contrasts)
 
     def follow(self, contrasts: Sequence[Contrast]) -> None:
@@ -189,10 +192,8 @@ class _View:
             return
         unlike = [each for each in contrasts if not each.is_equal]
         named = ", ".join(f"{each.differ:,} in {each.name}" for each in unlike)
-        totals = self.shadow.totals
-        print(
-            f"epoch {totals.epochs[-1]}: {totals.records:,} records so far, {f'differ: {named}' if named else 'equal'}"
-        )
+        totals, verdict = self.shadow.totals, f"differ: {named}" if named else "equal"
+        print(f"epoch {totals.epochs[-1]}: {text.plural(totals.records, 'record')} so far, {verdict}")
 
     def _head(self) -> str:
         totals = self.shadow.totals

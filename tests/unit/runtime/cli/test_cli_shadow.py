@@ -156,6 +156,7 @@ class TestShadow:
         assert "changed  shop=north  sales=3 turnover=104.0  sales=3 turnover=208.0" in ended.out
         assert f"holdfast why {job.new} totals north --at {job.epochs[0]}" in ended.out
         assert "and 2 more: --limit 2" in ended.out
+        assert f"holdfast promote {job.file} {job.new}" in ended.err
 
 
 class TestRefusals:
@@ -274,7 +275,7 @@ class TestLive:
         ended = job.shadow("--live", "--epochs", "2", changes=DOUBLED)
         assert ended.status == 4, ended
         first, second, *whole = ended.out.splitlines()
-        assert first == f"epoch {job.epochs[2]}: 1 records so far, equal"
+        assert first == f"epoch {job.epochs[2]}: 1 record so far, equal"
         assert second.startswith(f"epoch {job.epochs[3]}: 2 records so far, differ: 1 in out")
         assert f"epochs {job.epochs[2]} to {job.epochs[3]}, 2 records" in whole[0]
 
