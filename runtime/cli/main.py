@@ -40,6 +40,8 @@ COMMANDS = {
     "why": "show which records changed a key of an operator, or made a row of a sink, by replaying",
     "bisect": "find the checkpoint at which a condition on the state fails, and the record that made it fail",
     "check": "replay the newest epochs and compare them with the checkpoints: finds code that is not deterministic",
+    "incident": "write one epoch of a job to a file, with state and records, to be replayed anywhere",
+    "replay": "run a job's code on an incident file, without root, sources and targets",
     "dlq": "list dead letters, and append their records to the log that they came from",
     "txn": "list or abort transactions that a killed job left open in Kafka",
     "log": "create, write, read, compact and seal embedded logs",
@@ -54,7 +56,7 @@ PLACES = {
         *("jobs", "status", "events", "explain", "stop", "savepoint", "rewind", "fork"),
         *("checkpoints", "state", "audit", "dlq", "txn"),
     ),
-    "replay": ("why", "bisect", "check"),
+    "replay": ("why", "bisect", "check", "incident", "replay"),
 }
 ELSEWHERE = {
     "chaos": "holdfast.chaos.commands.chaos",  # of a layer above this one, so imported by name alone
