@@ -42,6 +42,8 @@ COMMANDS = {
     "shadow": "replay changed code beside the present one, and show which rows and keys differ",
     "promote": "stop a job, and make it ready for changed code, rewound with its targets repaired if need be",
     "check": "replay the newest epochs and compare them with the checkpoints: finds code that is not deterministic",
+    "incident": "write one epoch of a job to a file, with state and records, to be replayed anywhere",
+    "replay": "run a job's code on an incident file, without root, sources and targets",
     "dlq": "list dead letters, and append their records to the log that they came from",
     "txn": "list or abort transactions that a killed job left open in Kafka",
     "log": "create, write, read, compact and seal embedded logs",
@@ -56,7 +58,7 @@ PLACES = {
         *("jobs", "status", "events", "explain", "stop", "savepoint", "rewind", "fork"),
         *("checkpoints", "state", "audit", "dlq", "txn"),
     ),
-    "replay": ("why", "bisect", "check", "shadow", "promote"),
+    "replay": ("why", "bisect", "check", "shadow", "promote", "incident", "replay"),
 }
 ELSEWHERE = {
     "chaos": "holdfast.chaos.commands.chaos",  # of a layer above this one, so imported by name alone

@@ -34,4 +34,5 @@ def replayed(code: Code, epoch: Replayable, seen: Callable[[Player], None] = lam
         number = player.play(epoch.span)
         seen(player)
         rows = lambda sink: player.rows(sink, number)
-        return proof(epoch.start.stored, epoch.manifest, player.stored(), number, code.plan.sinks, rows)
+        compared = epoch.stored, epoch.manifest, player.stored(), number
+        return proof(*compared, code.plan.sinks, rows, key_groups=epoch.key_groups)

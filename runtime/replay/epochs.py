@@ -23,12 +23,21 @@ class Replayable:
         manifest: That of the checkpoint.
         start: The checkpoint that it follows.
         span: The records that it took.
+        ending: The job that has its checkpoint; None: that of the start.
+        key_groups: The key groups [first, end) whose state is there; None: all.
     """
 
     done: Completed
     manifest: Manifest
     start: Start
     span: Span
+    ending: Stored | None = None
+    key_groups: tuple[int, int] | None = None
+
+    @property
+    def stored(self) -> Stored:
+        """Return the job that has its checkpoint."""
+        return self.start.stored if self.ending is None else self.ending
 
     @property
     def records(self) -> int:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from holdfast.chaos.cases.cases import chaos_case
     from holdfast.chaos.cases.outcome import Outcome
     from holdfast.chaos.judge.findings import Context, Finding
+    from holdfast.runtime.replay.incidents.tested import IncidentReplay
     from holdfast.runtime.testing.driver import TestDriver
     from holdfast.runtime.testing.outages import Outages, sink_outages, source_outages
     from holdfast.runtime.testing.sink_kit import sink_conformance
@@ -25,6 +26,7 @@ _HOMES = {
     "Context": "holdfast.chaos.judge.findings",
     "Finding": "holdfast.chaos.judge.findings",
     "Outcome": "holdfast.chaos.cases.outcome",
+    "IncidentReplay": "holdfast.runtime.replay.incidents.tested",
     "Outages": "holdfast.runtime.testing.outages",
     "SinkKit": "holdfast.runtime.testing.tested_sink",
     "SourceKit": "holdfast.runtime.testing.source_kit",
@@ -39,6 +41,7 @@ _HOMES = {
 __all__ = [
     "Context",
     "Finding",
+    "IncidentReplay",
     "Outages",
     "Outcome",
     "SinkKit",

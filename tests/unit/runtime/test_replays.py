@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
 import polars as pl
 import pyarrow as pa
 import pytest
@@ -504,6 +505,32 @@ class TestLateRecords:
             found = explained(code_of(t), epoch, WatchedRows("out", (("k", "a"),)), 10)
         assert not found.proof.exact
         assert [each.what for each in found.proof.differences] == [IN_PIECES]
+
+
+class TestCounts:
+    def test_rows_that_were_only_counted_are_not_provable_and_no_difference(self) -> None:
+        with TestDriver(totals()) as t:
+            t.push("rows", [Row("a", 1, NOON), Row("b", 2, NOON)])
+            t.checkpoint()
+            [epoch] = newest(stored(t), 1)
+            assert epoch.manifest.audited is not None
+            proofs = [next(iter(checked(code_of(t), [counted(epoch, rows)]))) for rows in (2, 3)]
+        assert proofs[0].differences == () and "audit is counts" in (proofs[0].unknown or "")
+        assert [(each.kind, each.name) for each in proofs[1].differences] == [("source", "rows")]
+
+
+def counted(epoch: Replayable, rows: int) -> Replayable:
+    """Return the epoch as a job with audit=counts has it."""
+    audit = epoch.manifest.audited
+    assert audit is not None
+    sources = tuple(
+        msgspec.structs.replace(each, taken=RowDigest(rows if each.taken.rows else 0)) for each in audit.sources
+    )
+    sinks = tuple(
+        msgspec.structs.replace(each, parts=tuple(RowDigest(part.rows) for part in each.parts)) for each in audit.sinks
+    )
+    fewer = msgspec.structs.replace(audit, sources=sources, sinks=sinks)
+    return replace(epoch, manifest=msgspec.structs.replace(epoch.manifest, audit=fewer))
 
 
 class TestDeadLetters:
