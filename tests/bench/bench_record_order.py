@@ -192,7 +192,7 @@ JOBS = {
 def bench_record_order(bench: Bench, name: str) -> None:
     """Budget: 1 % of the job."""
     job, rows, batches = JOBS[name]
-    rounds = bench.size("rounds", smoke=2, full=20)
+    rounds = bench.size("rounds", smoke=2, full=30)
     given = drawn(rows, 8, bench.size("keys", smoke=100, full=KEYS))
     copies = [Copy(job, given, recorded) for recorded in (False, True)]
     for copy in copies:
