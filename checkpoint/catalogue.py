@@ -24,7 +24,7 @@ from holdfast.checkpoint.joblog import Completed, Job
 from holdfast.checkpoint.manifest import Named
 from holdfast.model import NO_EPOCH, Epoch
 
-FOLDERS = ("manifests", "segments", "base", "merged", "staged")
+FOLDERS = ("manifests", "segments", "base", "merged", "staged", "orders")
 _MERGES = ("base", "merged")
 _NAME = re.compile(r"(\w+)/(\d{8})/(\d{12})[-/].+")
 _SLACK = 10

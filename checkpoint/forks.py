@@ -83,6 +83,7 @@ def forked_manifest(of: Manifest, new: NewJob, copy: Callable[[ObjectRef], Objec
         confirmed=(),
         audit=NOTHING_STAGED,
         changelog=msgspec.UNSET,
+        orders=msgspec.UNSET,
         committed_once=msgspec.UNSET,
     )
 

@@ -16,7 +16,7 @@ Source: PROTOCOL P8, P12, P18; DESIGN section 13.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -126,6 +126,14 @@ class Manifest(msgspec.Struct, frozen=True):
     committed_once: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
     """Sinks whose pending output is that of all writers, under the tag of the first; omitted if there are none."""
 
+    orders: tuple[ObjectRef, ...] | msgspec.UnsetType = msgspec.UNSET
+    """The steps of the subtasks in this epoch, in order; omitted if they were not recorded. Opaque here."""
+
+    @property
+    def recorded(self) -> tuple[ObjectRef, ...] | None:
+        """Return the records of the order in which subtasks took their input; None if there are none."""
+        return None if self.orders is msgspec.UNSET else self.orders
+
     @property
     def with_committer(self) -> tuple[str, ...]:
         """Return the sinks whose output one committer delivers for all writers."""
@@ -199,6 +207,7 @@ class _ManifestObjects(msgspec.Struct):
     epoch: Epoch
     state: list[_Handle]
     pending: list[_Pending]
+    orders: list[_Object] = []
 
 
 Read = TypeVar("Read")
@@ -228,6 +237,8 @@ class SubtaskPart(msgspec.Struct, frozen=True):
     """None if nothing is digested."""
     further: tuple[SegmentRef, ...] = ()
     """Segments of other operators of the subtask, if tasks of their own ran these (microbatch mode)."""
+    orders: tuple[ObjectRef, ...] | None = None
+    """The recorded steps of the subtask, those of epochs that were given up first; None: they are not recorded."""
 
 
 def encode(manifest: Manifest) -> bytes:
@@ -296,6 +307,7 @@ def named_in(data: bytes, ref: ObjectRef, base: bytes | None = None) -> Named:
     held = [each.path for handle in manifest_parts.state for each in handle.base]
     held += [each.object.path for handle in manifest_parts.state for each in handle.segments]
     held += [each.path for item in manifest_parts.pending for each in item.staged.parts]
+    held += [each.path for each in manifest_parts.orders]
     return Named(manifest_parts.epoch, (ref.path, *(() if base_ref is None else (base_ref.path,)), *held))
 
 
@@ -386,6 +398,7 @@ def follow(
     return msgspec.structs.replace(
         header,
         audit=msgspec.UNSET if digests is None else digests,
+        orders=_orders(parts),
         positions=tuple(offsets[partition] for partition in sorted(offsets)),
         state=tuple(undelivered(_advanced(handle, parts[handle.subtask]), changelog_epochs) for handle in handles),
         pending=(*open_pending, *fresh),
@@ -393,6 +406,13 @@ def follow(
             Confirmed(writer, tag) for writer, tag in sorted(tags.items(), key=lambda kv: (kv[0].sink, kv[0].subtask))
         ),
     )
+
+
+def _orders(parts: Sequence[SubtaskPart]) -> tuple[ObjectRef, ...] | msgspec.UnsetType:
+    """Return the records of all subtasks; unset if one has none: a part of the order does not help."""
+    if any(part.orders is None for part in parts):
+        return msgspec.UNSET
+    return tuple(ref for part in parts for ref in part.orders or ())
 
 
 def _advanced(handle: SnapshotHandle, part: SubtaskPart) -> SnapshotHandle:
@@ -408,4 +428,6 @@ def objects(manifest: Manifest) -> list[ObjectRef]:
     for item in manifest.pending:
         for ref in item.staged.parts:
             ref_by_path[ref.path] = ref
+    for ref in manifest.recorded or ():
+        ref_by_path[ref.path] = ref
     return list(ref_by_path.values())

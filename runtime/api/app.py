@@ -74,6 +74,8 @@ class App:
             `hf.Kafka("broker.example:9092", "state")`. It is fixed once the job has run.
         state_memory: Memory of each worker for state, such as "2GiB"; a larger state is swapped to the worker's local
             folder. None: half of the worker's share of the machine or container.
+        record_order: Whether every epoch records the order in which workers took their input, so that `holdfast why`,
+            `check` and `bisect` replay it exactly. None: the setting.
 
     Raises:
         ConfigError: a value has the wrong form.
@@ -93,6 +95,7 @@ class App:
         mode: str = "continuous",
         changelog: str | ChangelogConnector = "root",
         state_memory: str | int | None = None,
+        record_order: bool | None = None,
     ) -> None:
         self.name = check_name(name, "app")
         duration_ms(checkpoint_every, f"app {name!r} at {position()}: checkpoint_every")
@@ -118,6 +121,13 @@ class App:
                 next_step=f"use one of {', '.join(MODES)}",
             )
         self.mode = mode
+        if record_order not in (None, True, False):
+            raise ConfigError(
+                f"app {name!r}: record_order is {record_order!r}",
+                not_done="the app was not created",
+                next_step="give True or False, or leave it out for the setting",
+            )
+        self.record_order = record_order
         self.changelog = changelog_of(changelog)
         self._graph = Graph(name, dlq=self.dlq)
 

@@ -131,6 +131,13 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("tls", "text", "auto", "Encrypt streams between processes; auto: if not on loopback", choices=TLS),
     Setting("audit", "text", "rows", "Digests of the input and output of epochs, for `holdfast audit`", choices=AUDIT),
+    Setting(
+        "record_order",
+        "text",
+        "false",
+        "true: epochs record the order in which workers took their input, so that a replay is exact",
+        choices=BOOLEAN,
+    ),
     Setting("metrics_port", "count", 0, "Port of the driver that serves metrics at /metrics; 0: none", 0, 65_535),
     Setting(
         "metrics_host", "text", "127.0.0.1", "Address of that port; every process that can connect can read the metrics"
@@ -160,6 +167,8 @@ class CodeSettings(Protocol):
     def state_memory(self) -> str | int | None: ...
     @property
     def mode(self) -> str: ...
+    @property
+    def record_order(self) -> bool | None: ...
 
 
 @dataclass(frozen=True)
@@ -192,6 +201,7 @@ class Settings:
     state_memory: int | None
     tls: str
     audit: str
+    record_order: str
     metrics_port: int
     metrics_host: str
     shared_paths: str
@@ -371,6 +381,7 @@ def _lookup(
         "key_groups": app.key_groups,
         "state_memory": app.state_memory,
         "mode": app.mode,
+        "record_order": None if app.record_order is None else str(app.record_order).lower(),
     }.get(setting.name)
     if code is not None:
         return code, "code", f"App(..., {setting.name}=)"

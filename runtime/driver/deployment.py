@@ -115,6 +115,7 @@ def deployments(state: Master, base: Manifest | None, workers: Iterable[WorkerId
             topic,
             killing.suspects(state.kills, subtask),
             reads_alone(state, subtask),
+            rules.record_order,
         )
         deploys.append((worker, deploy))
     return deploys

@@ -114,6 +114,8 @@ class Rules:
     """The Python functions of the job, by operator."""
     in_bytes: tuple[str, ...] = ()
     """Sources whose offsets count bytes of text, not records."""
+    record_order: bool = False
+    """Workers record the order in which they take their input."""
 
     @property
     def parallelism(self) -> int:

@@ -226,4 +226,5 @@ def _rules(prepared: Prepared, host: str, epoch_deadline: float) -> Rules:
         staged_bytes_max=settings.staged_bytes_max,
         functions=functions_of(plan),
         in_bytes=plan.in_bytes(),
+        record_order=settings.record_order == "true",
     )

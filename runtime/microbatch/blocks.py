@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from holdfast.checkpoint.audit import PartAudit
 from holdfast.errors import ErrorReport, Unavailable
-from holdfast.model import Barrier, ChannelId, SegmentRef, SourcePosition, Staged, Subtask, Watermark
+from holdfast.model import Barrier, ChannelId, ObjectRef, SegmentRef, SourcePosition, Staged, Subtask, Watermark
 from holdfast.runtime.wire.channels import Frame
 from holdfast.runtime.wire.messages import WorkerProgress
 
@@ -55,6 +55,8 @@ class Result(msgspec.Struct, frozen=True, tag="result"):
     progress: WorkerProgress = WorkerProgress()
     filled: float = 0.0
     """Its changes of state, as a share of the memory that there is for them."""
+    orders: tuple[ObjectRef, ...] | None = None
+    """As in SubtaskPart."""
     error: ErrorReport | None = None
     """Why there is nothing else in this result."""
     permanent: bool = False

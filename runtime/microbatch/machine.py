@@ -343,6 +343,7 @@ def _part(state: Batches, subtask: Subtask, results: Iterable[Result]) -> Subtas
         state.merged.get(subtask),
         joined(audits) if audits else None,
         tuple(segments[1:]),
+        None if any(each.orders is None for each in mine) else tuple(ref for each in mine for ref in each.orders or ()),
     )
 
 

@@ -41,7 +41,7 @@ from holdfast.runtime.worker import protocol
 from holdfast.runtime.worker.immediate import ImmediateWrites
 from holdfast.runtime.worker.local.opened import LocalState
 from holdfast.runtime.worker.seal import segment_job
-from holdfast.runtime.worker.subtask import SubtaskRun, inputs_of
+from holdfast.runtime.worker.subtask import SubtaskRun, inputs_of, ordering_of
 from holdfast.runtime.worker.uploads import Uploads
 from holdfast.state.store import StateStore
 
@@ -206,6 +206,7 @@ class _TaskAttempt:
             only=self._layer,
             suspects=deploy.suspects,
             begins_us=max((at.watermark for at in all_positions if at.watermark is not None), default=NEVER_US),
+            order=ordering_of(plan, deploy, at_end=True),
         )
         held.callback(self._run.close)
         inputs = {index: frozenset(inputs_of(plan, index, subtask, count)) for index in self._layer}
@@ -264,6 +265,7 @@ class _TaskAttempt:
             ack.audit,
             replace_fields(self._run.progress(), state_bytes=self._state.nbytes, due_us=self._run.due_us()),
             filled=self._filled,
+            orders=ack.orders,
         )
 
     def discard(self) -> None:
@@ -352,7 +354,8 @@ class _TaskAttempt:
             _log.warning(
                 "the state of a task cannot leave memory, and may exceed state_memory: %s", self._state.refused
             )
-        job = segment_job(self._state, epoch, self._deploy, self._worker, self._run.take_stages(epoch), self._uploads)
+        given = self._run.take_stages(epoch), self._uploads, self._run.take_order(epoch)
+        job = segment_job(self._state, epoch, self._deploy, self._worker, *given)
         self._perform(*protocol.output_sealed(self._machine, epoch, job.run(self._ports.store)))
 
 

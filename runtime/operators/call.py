@@ -29,7 +29,7 @@ import numpy as np
 import pyarrow as pa
 
 from holdfast.errors import JobFailed, Where, is_failure
-from holdfast.runtime.operators.contract import Function, Operator, OperatorContext, Step
+from holdfast.runtime.operators.contract import BATCHES, Function, Operator, OperatorContext, Step
 from holdfast.runtime.operators.time_slice import LOOK_AFTER_MAX
 from holdfast.runtime.rows.dead_letters import DeadLetter, Form, OnError, encode_row, reported
 from holdfast.runtime.rows.expressions import Use, narrowed
@@ -96,6 +96,9 @@ class Call(Step):
 
     def code(self) -> list[str]:
         return [self.on_error, code_of(self.function)]
+
+    def depends_on_order(self) -> tuple[str, ...]:
+        return (BATCHES,) if self.how == "map_batches" else ()
 
     def busy_with(self) -> tuple[str, ...]:
         return (self.operator,)

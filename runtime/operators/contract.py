@@ -47,6 +47,12 @@ MAIN = "main"
 OP_FIELD = pa.field(OP, pa.int8(), nullable=False)
 """The last column of every batch of an upsert stream; schemas of streams leave it out."""
 
+KEY_ORDER, LATE_ROWS = "the order of the records of a key", "which records are late"
+"""Effects of the order of rows and watermarks, for `Step.depends_on_order`."""
+ROUNDING = "the last digits of floating point numbers"
+UNRECORDED = BATCHES, EARLY = "how rows fall into batches", "when results are shown early"
+"""Effects that remain where the order is recorded: they also depend on the time that a turn has, and on memory."""
+
 Needed = Mapping[str, frozenset[str]]
 """Columns needed after each side that is read."""
 Function = Callable[[Any], Any]
@@ -268,6 +274,13 @@ class Step(ABC):
         """Whether a row may also come to something else if a watermark that it is not behind arrives before it."""
         return False
 
+    def depends_on_order(self) -> tuple[str, ...]:
+        """Return what of its result depends on the order in which its rows and watermarks arrive; nothing if none does.
+
+        Rows of one sender keep their order; those of different partitions and subtasks meet by chance.
+        """
+        return ()
+
     def delay_us(self) -> int:
         """Return how far the event times that it emits may lie behind the watermark of its input."""
         return 0
@@ -349,6 +362,9 @@ class KeyedStep(Step):
     @property
     def stateful(self) -> bool:
         return True
+
+    def depends_on_order(self) -> tuple[str, ...]:
+        return (KEY_ORDER,)
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 
 from holdfast.model import LAST_US, NEVER_US
 from holdfast.runtime.operators.contract import (
+    LATE_ROWS,
     MAIN,
     Description,
     KeyedStep,
@@ -95,6 +96,9 @@ class Dedup(KeyedStep):
 
     def times_held(self) -> tuple[int, int]:
         return event_times_held([(Tumbling(self.within_us), self.within_us)])
+
+    def depends_on_order(self) -> tuple[str, ...]:
+        return ("which record of a key comes first", LATE_ROWS)
 
     def tables(self, given: Sequence[pa.Schema]) -> tuple[TableDraft, ...]:
         fields = [pa.field(WINDOW_END, TIME, nullable=False), *(given[0].field(key) for key in self.keys)]

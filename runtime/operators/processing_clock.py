@@ -36,6 +36,8 @@ class ProcessingClock:
         self._at_us, self._noted_us = max(0, *noted), max(0, min(noted))
         self.shown_us = 0
         """The last time that a function was shown since the operator was opened; 0 if none."""
+        self.shown_in_portion: int | None = None
+        """The same since `begin`; None if none was."""
 
     def tick(self) -> int:
         """Look at the clock; return the time, in microseconds since 1970."""
@@ -46,9 +48,14 @@ class ProcessingClock:
         self._at_us = max(self._at_us, at_us)
         return self._at_us
 
+    def begin(self, at_us: int) -> int:
+        """Begin a portion at this time; return the time, which may be later."""
+        self.shown_in_portion = None
+        return self.reach(at_us)
+
     def show(self) -> None:
         """Record that a function was shown the time of the last look."""
-        self.shown_us = self._at_us
+        self.shown_us = self.shown_in_portion = self._at_us
 
     def note(self) -> None:
         """Write the last time shown into the state, before the barrier freezes it."""

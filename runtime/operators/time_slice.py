@@ -20,10 +20,11 @@ Source: docs/decisions/0004-python-functions.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from holdfast.ports import Clock
+from holdfast.runtime.operators.portions import Portions
 from holdfast.runtime.wire.vitals import At, Mark
 
 TURN_S = 0.1
@@ -46,8 +47,13 @@ def unmarked(_: str | None, __: At | None = None, /) -> None:
 class TimeSlice:
     """The current turn. Without a clock, time does not pass and no turn is ever over."""
 
-    def __init__(self, clock: Clock | None = None, mark: Mark = unmarked) -> None:
-        self.mark = mark
+    def __init__(
+        self,
+        clock: Clock | None = None,
+        mark: Mark = unmarked,
+        portions: Callable[[str], Portions] = lambda _operator: Portions(),
+    ) -> None:
+        self.mark, self.portions = mark, portions
         self.at_work: str | None = None
         """The operator whose function is being called outside of the backlog; any thread may read it."""
         self._clock = clock

@@ -24,6 +24,7 @@ from holdfast.runtime.inspect.stored import Stored
 from holdfast.runtime.operators.contract import is_part
 from holdfast.runtime.replay.epochs import Replayable, replayable
 from holdfast.runtime.replay.player import Code, Player, Start
+from holdfast.runtime.replay.reads import Reads
 from holdfast.runtime.replay.sources import NOT_REPLAYED
 from holdfast.runtime.replay.spans import Range, Span, cut, offsets_in
 
@@ -145,7 +146,7 @@ def culprit(code: Code, stored: Stored, found: BisectResult, condition: Conditio
     """
     epoch = replayable(stored, str(found.bad))
     code.check(epoch.span, epoch.manifest)
-    return _first(code, epoch, epoch.start, epoch.done.at, epoch.span, condition)
+    return _first(code, epoch, epoch.start, epoch.done.at, epoch.span, condition, epoch.reads())
 
 
 def frames_of(stored: Stored, epoch: Epoch) -> Frames:
@@ -165,11 +166,17 @@ def _frame(stored: Stored, operator: str, epoch: Epoch) -> pl.DataFrame:
 
 
 def _first(
-    code: Code, epoch: Replayable, start: Start, ends_at: int, span: Span, condition: Condition
+    code: Code,
+    epoch: Replayable,
+    start: Start,
+    ends_at: int,
+    span: Span,
+    condition: Condition,
+    reads: Reads | None,
 ) -> Culprit | None:
-    with Player(code, start, epoch.manifest, ends_at, span) as player:
+    with Player(code, start, epoch.manifest, ends_at, span, reads=reads) as player:
         begins = before = player.base
-        for piece in cut(span):
+        for piece in cut(span) if reads is None else reads.cut(span):
             piece_epoch, replay_job = player.play(piece), player.stored()
             failure = condition(frames_of(replay_job, piece_epoch))
             if failure is None:
@@ -179,7 +186,7 @@ def _first(
                 again = start if before == begins else Start(replay_job, replay_job.job.checkpoint(before))
                 done = replay_job.job.checkpoint(piece_epoch)
                 assert done is not None, "it was played"
-                return _first(code, epoch, again, done.at, piece, condition)
+                return _first(code, epoch, again, done.at, piece, condition, reads)
             at = next((each for each in piece if each.offsets), None)
             return Culprit(at, None if at is None else code.record(at), failure)
     return None

@@ -10,6 +10,8 @@ from holdfast.errors import ConfigError, Where
 from holdfast.model import NO_EPOCH, Epoch
 from holdfast.runtime.inspect.stored import Stored, checkpoint_of
 from holdfast.runtime.replay.player import Start
+from holdfast.runtime.replay.reads import Reads, reads_of
+from holdfast.runtime.replay.script import Script, script_of
 from holdfast.runtime.replay.sources import NOT_REPLAYED
 from holdfast.runtime.replay.spans import Span, offsets_in, span_of
 
@@ -49,6 +51,15 @@ class Replayable:
     def offsets(self) -> int:
         """Return how many offsets it read."""
         return offsets_in(self.span)
+
+    def script(self) -> Script | None:
+        """Return the recorded steps; None if there are none here, as in a file. Raises Damaged, Unavailable."""
+        return None if self.ending is not None else script_of(self.stored.store, self.manifest)
+
+    def reads(self) -> Reads | None:
+        """Return the batches that it read; None if that was not recorded. Raises Damaged, Unavailable."""
+        script = self.script()
+        return None if script is None else reads_of(script)
 
 
 def replayable(stored: Stored, wanted: str) -> Replayable:

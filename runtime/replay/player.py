@@ -12,9 +12,10 @@ Source: docs/decisions/0130-replay.md.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Self
 
 import pyarrow as pa
@@ -32,6 +33,10 @@ from holdfast.runtime.inspect.topic import with_topic
 from holdfast.runtime.plan.kept_state import with_identities
 from holdfast.runtime.plan.model import Plan, SinkSpec
 from holdfast.runtime.plan.source import OpenSource
+from holdfast.runtime.replay.holding import HeldRun
+from holdfast.runtime.replay.reads import Reads
+from holdfast.runtime.replay.script import Script
+from holdfast.runtime.replay.scripted import FollowedRun
 from holdfast.runtime.replay.sinks import CapturedSink
 from holdfast.runtime.replay.sources import ReplayedSource, check_known, check_readable, record_at
 from holdfast.runtime.replay.spans import Range, Span, offsets_in
@@ -87,9 +92,20 @@ class Player:
         end: The manifest behind the span: its operators have the numbers of their state.
         ends_at: When its checkpoint was completed; microseconds since 1970, UTC.
         span: All that may be read.
+        script: The steps of the subtasks, which they take again; None: the order is left to chance.
+        reads: The recorded batches, which one subtask reads in their order, piece by piece.
     """
 
-    def __init__(self, code: Code, start: Start, end: Manifest, ends_at: int, span: Span) -> None:
+    def __init__(
+        self,
+        code: Code,
+        start: Start,
+        end: Manifest,
+        ends_at: int,
+        span: Span,
+        script: Script | None = None,
+        reads: Reads | None = None,
+    ) -> None:
         self._start, name = start, code.plan.app
         self._ends_at, self._offsets, self._all = ends_at, 0, offsets_in(span)
         self._sources = {s.name: ReplayedSource(s, code.opened[s.name], span) for s in code.plan.sources}
@@ -103,7 +119,13 @@ class Player:
         plan, operators = with_identities(plan, end.operators, ())
         self._store = MemoryObjects()
         partitions = {name: tuple(source.partitions()) for name, source in self._sources.items()}
-        self._cluster = Cluster(plan, 1, 0, self._store, NEVER_S, partitions)
+        self._script, self._runs = script, list[FollowedRun]()
+        parallelism = 1 if script is None else script.parallelism
+        self._cluster = Cluster(plan, parallelism, 0, self._store, NEVER_S, partitions)
+        if script is not None:
+            self._cluster.runs = self._followed
+        elif reads is not None:
+            self._cluster.runs = partial(HeldRun, reads)
         self._cluster.change_rules(operators=operators, retention=KEPT)
         self._name = name
         self._silent_s = 1 + max((spec.idle_after_s for spec in code.plan.sources), default=0.0)
@@ -148,6 +170,33 @@ class Player:
         self._pass_time(piece, at_us)
         self._cluster.pass_time(TICK_S)
         self._settle()
+        return self._close()
+
+    def follow(self, span: Span) -> list[Epoch]:
+        """Take all steps of the script; return the numbers of the epochs, one for each section.
+
+        Raises:
+            JobFailed: the job's code fails.
+            ConfigError: it does something else than the script has; see Script.unlike.
+        """
+        assert self._script is not None
+        for each in span:
+            self._sources[each.source].allow(each)
+        self._pass_time(span)
+        epochs = []
+        for number in range(len(self._script.sections)):
+            self._wait_for(lambda: None if all(run.waits(number) for run in self._runs) else span[0])  # noqa: B023
+            epochs.append(self._close())
+        return epochs
+
+    def _followed(self, *args: Any, **more: Any) -> FollowedRun:
+        assert self._script is not None
+        run = FollowedRun(self._script, *args, **more)
+        self._runs.append(run)
+        return run
+
+    def _close(self) -> Epoch:
+        """Close the epoch, deliver it, and return its number."""
         before, driver = self.base, self._cluster.driver
         generation = driver.state.job.generation
         asked = driver.asked("savepoint", {"name": f"after-{before}"}, generation, generation)  # due immediately
@@ -175,19 +224,35 @@ class Player:
         return self.sinks[sink].rows[epoch]
 
     def _read(self, piece: Span) -> None:
-        """Run until every record before the limits is processed. A source may need time to fetch them."""
+        """Run until every record before the limits is processed."""
+
+        def left() -> Range | None:
+            offsets = self._offsets_read()
+            behind = (each for each in piece if offsets.get((each.source, each.partition), each.first) < each.end)
+            return next(behind, None)
+
+        self._wait_for(left)
+
+    def _wait_for(self, left: Callable[[], Range | None]) -> None:
+        """Run until nothing is left. A source may need time to fetch records.
+
+        Args:
+            left: Returns a range that is not read to its end, None if there is none.
+        """
         until, read_total = time.monotonic() + SILENT_S, -1
         while True:
             self._settle()
-            offsets = {(at.source, at.partition): at.offset for at in self._positions()}
-            left = [each for each in piece if offsets.get((each.source, each.partition), each.first) < each.end]
-            if not left:
+            if (waiting := left()) is None:
                 return
+            offsets = self._offsets_read()
             if (now_read := sum(offsets.values())) != read_total:
                 until, read_total = time.monotonic() + SILENT_S, now_read
             if time.monotonic() > until:
-                raise _silent(self._name, left[0], offsets.get((left[0].source, left[0].partition), left[0].first))
+                raise _silent(self._name, waiting, offsets.get((waiting.source, waiting.partition), waiting.first))
             time.sleep(PAUSE_S)
+
+    def _offsets_read(self) -> dict[tuple[str, int], int]:
+        return {(at.source, at.partition): at.offset for at in self._positions()}
 
     def _positions(self) -> list[SourcePosition]:
         members = self._cluster.members.values()

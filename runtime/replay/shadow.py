@@ -255,7 +255,7 @@ class Shadow:
             return
         rows = lambda sink: version.rows(sink, number)
         stored, specs = epoch.start.stored, version.code.plan.sinks
-        given = proof(stored, epoch.manifest, version.stored, number, specs, rows, state=state)
+        given = proof(stored, epoch.manifest, version.stored, [number], specs, rows, state=state)
         self.totals.differences += [(epoch.manifest.epoch, each) for each in given.differences]
         self.totals.unknown = self.totals.unknown or given.unknown
 

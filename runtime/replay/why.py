@@ -26,6 +26,7 @@ from holdfast.runtime.replay.checking import replayed
 from holdfast.runtime.replay.epochs import Replayable
 from holdfast.runtime.replay.player import Code, Player, Start
 from holdfast.runtime.replay.proof import Difference, Kind, Proof
+from holdfast.runtime.replay.reads import Reads
 from holdfast.runtime.replay.spans import Range, Span, cut, offsets_in
 from holdfast.sinks.contract.target import DELETE, OP
 
@@ -170,7 +171,8 @@ def explained(code: Code, epoch: Replayable, watch: ReplayWatch, limit: int) -> 
     replay_proof = replayed(code, epoch, lambda player: whole.extend(_listed(watch.changes(player))))
 
     unlike: list[Difference] = []
-    found = _causes(code, epoch, EpochPiece(epoch.start, epoch.done.at, epoch.span, whole), watch, unlike)
+    reads = epoch.reads() if replay_proof.in_order else None
+    found = _causes(code, epoch, EpochPiece(epoch.start, epoch.done.at, epoch.span, whole, reads), watch, unlike)
     causes = list(islice(found, limit + 1))
     replay_proof = replace(replay_proof, differences=(*replay_proof.differences, *unlike[:1]))
     return Explained(epoch, replay_proof, tuple(causes[:limit]), len(causes) > limit)
@@ -183,21 +185,23 @@ class EpochPiece:
     Args:
         ends_at: The time of the wall clock behind it.
         changes: Those of the key when it was replayed whole.
+        reads: The recorded batches of the epoch; None: they were not recorded, or the code is another.
     """
 
     start: Start
     ends_at: int
     span: Span
     changes: list[Change]
+    reads: Reads | None
 
 
 def _causes(
     code: Code, epoch: Replayable, of: EpochPiece, watch: ReplayWatch, unlike: list[Difference]
 ) -> Iterator[Cause]:
     """Args: unlike: Takes what smaller pieces changed otherwise than the piece that they were cut from."""
-    pieces = cut(of.span)
+    pieces = cut(of.span) if of.reads is None else of.reads.cut(of.span)
     starts: dict[Epoch, tuple[Span, Epoch]] = {}
-    with Player(code, of.start, epoch.manifest, of.ends_at, of.span) as player:
+    with Player(code, of.start, epoch.manifest, of.ends_at, of.span, reads=of.reads) as player:
         pieces_begin = before = player.base
         for piece in pieces:
             piece_epoch = player.play(piece)
@@ -212,7 +216,8 @@ def _causes(
             first, done = before == pieces_begin, replay_job.job.checkpoint(piece_epoch)
             assert done is not None, "it was played"
             again = of.start if first else Start(replay_job, replay_job.job.checkpoint(before))
-            yield from _causes(code, epoch, EpochPiece(again, done.at, piece, changes[piece_epoch]), watch, unlike)
+            piece_of = EpochPiece(again, done.at, piece, changes[piece_epoch], of.reads)
+            yield from _causes(code, epoch, piece_of, watch, unlike)
         else:
             yield _cause(code, piece, changes[piece_epoch])
 

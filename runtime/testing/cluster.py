@@ -39,6 +39,7 @@ from holdfast.runtime.wire import messages as m
 from holdfast.runtime.wire.channels import MemoryNetwork, Network
 from holdfast.runtime.worker.local.opened import LocalState, MemoryState
 from holdfast.runtime.worker.loop import Limits, WorkerLoop
+from holdfast.runtime.worker.subtask import SubtaskRun
 from holdfast.state.keys.keygroups import range_of
 
 HEARTBEAT_S = 0.5
@@ -139,6 +140,8 @@ class Cluster:
         """Host names on which workers start, in turn."""
         self.local: Callable[[], LocalState] = MemoryState
         """Makes the local state of a new worker, or of a task."""
+        self.runs: Callable[..., SubtaskRun] = SubtaskRun
+        """Makes the data plane of a worker's subtask."""
         self._inbox: deque[Callable[[], None]] = deque()
         self._lanes = InlineLanes()
         self.repository = Repository(store)
@@ -181,7 +184,8 @@ class Cluster:
             return
         worker = WorkerId(f"{self._random.getrandbits(48):012x}")
         ports = MemberPorts(self.clock, self._store, self.network, self.local(), self._from(worker))
-        self.members[worker] = ClusterMember(number, WorkerLoop(worker, self._plan, ports, self.limits), ports)
+        loop = WorkerLoop(worker, self._plan, ports, self.limits, runs=self.runs)
+        self.members[worker] = ClusterMember(number, loop, ports)
         host = self.hosts[number % len(self.hosts)]
         ports.send(m.Register(worker, number, host, number, "boot", ("here", number)))
 

@@ -204,6 +204,8 @@ class TestDriver:
         self.cluster = Cluster(plan, parallelism, seed, MemoryObjects(), every, partitions, mode or app.mode)
         if app.standbys:
             self.cluster.change_rules(standbys=app.standbys)
+        if app.record_order:
+            self.cluster.change_rules(record_order=True)
         self._app = plan.app
         self._entered = False
         self._crashed: set[int] = set()

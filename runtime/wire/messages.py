@@ -330,6 +330,8 @@ class Deploy(ControlMessage, frozen=True):
     """Functions and reads of this subtask that have ended their process."""
     reads_alone: bool = False
     """A process of this subtask has ended, maybe in a read: read nothing ahead for some epochs (decisions/0121)."""
+    records_order: bool = False
+    """Record the order in which the subtask takes its input (decisions/0131)."""
 
     @property
     def subtask(self) -> Subtask:

@@ -54,7 +54,7 @@ from holdfast.runtime.worker.local.opened import OpenStore
 from holdfast.runtime.worker.local.upkeep import IMAGE_FROM_BYTES, Upkeep
 from holdfast.runtime.worker.ports import SubtaskPorts
 from holdfast.runtime.worker.seal import SealJob, segment_job
-from holdfast.runtime.worker.subtask import Active, SubtaskRun, inputs_of, outputs_of
+from holdfast.runtime.worker.subtask import Active, SubtaskRun, inputs_of, ordering_of, outputs_of
 from holdfast.runtime.worker.target import cut_of, identity_of
 from holdfast.runtime.worker.uploads import UPLOAD_FROM_BYTES, Uploads
 from holdfast.sinks.protocol.delivery import BACKLOG_BYTES_MAX
@@ -99,8 +99,9 @@ class WorkerLoop:
         limits: Limits,
         mark: Mark = unmarked,
         reads_ahead: bool = False,
+        runs: Callable[..., SubtaskRun] = SubtaskRun,
     ) -> None:
-        self._reads_ahead = reads_ahead
+        self._reads_ahead, self._runs = reads_ahead, runs
         self._ends_lane: Lane = ports.lane("ends") if reads_ahead else SynchronousLane()
         self.worker_id, self._plan, self._ports, self._limits, self._mark = worker_id, plan, ports, limits, mark
         self._active: Active | None = None
@@ -439,9 +440,8 @@ class WorkerLoop:
         ahead = {name: self._ahead(name, deploy.reads_alone) for name in self._opened}
         readings = open_readings(plan, deploy.positions, self._opened, deploy.until, ahead.__getitem__)
         given = self._state, links, self._opened, readings, throttle, self._deliveries.immediate
-        run = SubtaskRun(
-            plan, subtask, parallelism, *given, audit=deploy.audit, mark=self._marked, suspects=deploy.suspects
-        )
+        how = {"audit": deploy.audit, "mark": self._marked, "suspects": deploy.suspects}
+        run = self._runs(plan, subtask, parallelism, *given, **how, order=ordering_of(plan, deploy))
         sources = frozenset(f.index for f in plan.fragments if f.source is not None)
         machine = worker.start(
             deploy.generation,
@@ -495,7 +495,7 @@ class WorkerLoop:
             case worker.QueueOutput(pending):
                 self._deliveries.queue(pending)
             case worker.Seal(epoch):
-                active.unsealed.append((epoch, active.run.take_stages(epoch)))
+                active.unsealed.append((epoch, active.run.take_stages(epoch), active.run.take_order(epoch)))
                 self._seal_copied(active)
             case worker.Compact(merge):
                 specs = tuple(operator.table for operator in self._plan.operators)
@@ -513,8 +513,8 @@ class WorkerLoop:
             return False
         state.advance(self._limits.copied_per_turn)
         while active.unsealed and not state.uncopied:
-            epoch, stages = active.unsealed.popleft()
-            job = segment_job(state, epoch, active.deploy, self.worker_id, stages, self._uploads)
+            epoch, stages, order = active.unsealed.popleft()
+            job = segment_job(state, epoch, active.deploy, self.worker_id, stages, self._uploads, order)
             job.copied_max = 0 if self._upkeep is None else self._upkeep.copied_max
             self._seal(active.deploy.generation, epoch, job)
         return True

@@ -33,6 +33,7 @@ from holdfast.model import (
     ChannelId,
     Epoch,
     Generation,
+    ObjectRef,
     Pending,
     RowDigest,
     SegmentRef,
@@ -60,6 +61,8 @@ class Sealed:
     """The digest of the rows, per sink that has output."""
     records: int = 0
     """How many rows the segment has."""
+    orders: tuple[ObjectRef, ...] | None = None
+    """The record of what was taken in this epoch alone, none if nothing was; None: that is not recorded."""
 
 
 @dataclass(frozen=True)
@@ -160,6 +163,7 @@ class SendAck:
     positions: tuple[SourcePosition, ...]
     compacted: SegmentRef | None = None
     audit: PartAudit | None = None
+    orders: tuple[ObjectRef, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -280,7 +284,8 @@ def output_sealed(state: Worker, epoch: Epoch, sealed: Sealed) -> tuple[Worker, 
     compacted = state.acked.get(newest)
     staged = _staged_through(state, newest)
     audit = _audit_through(state, newest)
-    return state, [SendAck(newest, state.sealed[newest].segment, staged, positions, compacted, audit)]
+    orders = _orders_through(state, newest)
+    return state, [SendAck(newest, state.sealed[newest].segment, staged, positions, compacted, audit, orders)]
 
 
 def compacted(state: Worker, merged: SegmentRef) -> Worker:
@@ -359,7 +364,8 @@ def handle_at(state: Worker, epoch: Epoch) -> SnapshotHandle | None:
 def part_of(state: Worker, ack: SendAck, delivered: tuple[Confirmed, ...]) -> SubtaskPart:
     """Return the ack's content, with the last delivered tags of this worker's writers."""
     staged = dict(ack.staged)
-    return SubtaskPart(state.subtask, ack.positions, ack.segment, staged, delivered, ack.compacted, ack.audit)
+    given = ack.positions, ack.segment, staged, delivered, ack.compacted, ack.audit
+    return SubtaskPart(state.subtask, *given, orders=ack.orders)
 
 
 def _close(state: Worker, fragment: int, barrier: Barrier) -> tuple[Worker, list[Effect]]:
@@ -408,6 +414,17 @@ def _audit_through(state: Worker, epoch: Epoch) -> PartAudit | None:
             writers = {sink: Writer(sink, state.subtask) for sink in sorted(digests)}
             parts.append(PartAudit(sinks=tuple(SinkStaged(writers[sink], (digests[sink],)) for sink in writers)))
     return joined(parts)
+
+
+def _orders_through(state: Worker, epoch: Epoch) -> tuple[ObjectRef, ...] | None:
+    """Merge forward the records of every epoch not known to be committed, in order, up to this one (P8)."""
+    refs: list[ObjectRef] = []
+    for number in sorted(state.sealed):
+        if number <= epoch:
+            if (own := state.sealed[number].orders) is None:
+                return None
+            refs += own
+    return tuple(refs)
 
 
 def durable_epochs(state: Worker) -> int:

@@ -1,4 +1,4 @@
-"""Make one worker's part of an epoch durable: the changelog segment and the staged output.
+"""Make one worker's part of an epoch durable: the changelog segment, the staged output, the record of the order.
 
 The operator thread prepares the job from frozen values, the upload lane runs it. Object names begin with
 generation, epoch and worker, so a late write of a zombie can never change an object that a manifest names.
@@ -21,6 +21,7 @@ from holdfast.model import Epoch, ObjectRef, SegmentRef, Staged, Subtask, Upload
 from holdfast.ports import ObjectStore
 from holdfast.runtime.wire.messages import Deploy
 from holdfast.runtime.worker.digests import ROWS
+from holdfast.runtime.worker.order import SubtaskOrder, encode
 from holdfast.runtime.worker.protocol import Sealed
 from holdfast.runtime.worker.uploads import Uploads
 from holdfast.sinks.contract.target import Upload
@@ -45,6 +46,9 @@ class SealJob:
     """As in SegmentRef."""
     subtask: Subtask = Subtask(0)
     uploads: Uploads | None = None
+    records_order: bool = False
+    order: SubtaskOrder | None = None
+    """The steps of the epoch; None if there were none, or they are not recorded."""
     copied_max: int = 0
     """Bytes of the object up to which `data` holds it."""
     data: bytes | None = None
@@ -59,9 +63,12 @@ class SealJob:
             sealed = {sink: stage.seal(hashed=self.audit == ROWS) for sink, stage in self.stages.items()}
             self._parts = {sink: part for sink, part in sealed.items() if part is not None}
         paths = {sink: self._staged_path(sink) for sink in self._parts}
-        create_each_same(store, {paths[sink]: part.data for sink, part in self._parts.items()})
+        order = {} if self.order is None else {self._order_path: encode(self.order)}
+        create_each_same(store, {paths[sink]: part.data for sink, part in self._parts.items()} | order)
         staged = {sink: self._staged(sink, paths[sink], part) for sink, part in self._parts.items()}
-        return Sealed(segment, staged, {sink: part.digest for sink, part in self._parts.items()}, records)
+        digests = {sink: part.digest for sink, part in self._parts.items()}
+        orders = tuple(_reference(path, data) for path, data in order.items()) if self.records_order else None
+        return Sealed(segment, staged, digests, records, orders)
 
     def _staged(self, sink: str, path: str, part: StagedPart) -> Staged:
         """Return what the manifest says of a part that is stored; large ones are also put into the target."""
@@ -90,6 +97,11 @@ class SealJob:
         h = self.header
         return f"staged/{h.generation:08d}/{h.epoch:012d}/{h.worker}-{sink}.arrow"
 
+    @property
+    def _order_path(self) -> str:
+        h = self.header
+        return f"orders/{h.generation:08d}/{h.epoch:012d}/{h.worker}.order"
+
 
 def _reference(path: str, data: bytes) -> ObjectRef:
     return ObjectRef(path, len(data), hashlib.sha256(data).hexdigest())
@@ -102,6 +114,7 @@ def segment_job(
     worker: WorkerId,
     stages: Mapping[str, Stage],
     uploads: Uploads | None = None,
+    order: SubtaskOrder | None = None,
 ) -> SealJob:
     """Take the frozen changes of an epoch, and of the given-up epochs before it; they may be sealed later."""
     state.supersede(epoch)
@@ -109,4 +122,5 @@ def segment_job(
     follows = min((delta.follows for delta in deltas), default=epoch)
     header = SegmentHeader(deploy.job_uuid, deploy.generation, deploy.timeline, epoch, follows, worker)
     writer = None if deploy.topic is None else deploy.topic.writer(deploy.subtask)
-    return SealJob(header, deltas, stages, deploy.audit, writer, deploy.subtask, uploads)
+    given = deploy.audit, writer, deploy.subtask, uploads, deploy.records_order, order
+    return SealJob(header, deltas, stages, *given)

@@ -50,6 +50,7 @@ from holdfast.runtime.worker.fragment import FragmentRuntime
 from holdfast.runtime.worker.immediate import ImmediateWrites
 from holdfast.runtime.worker.intake import Intake
 from holdfast.runtime.worker.joining import ANY_TIME, Inlets, judged, passings, together
+from holdfast.runtime.worker.order import Ordering, Recorder, SubtaskOrder
 from holdfast.runtime.worker.routing import Router
 from holdfast.sinks.contract.accepting import accept
 from holdfast.sinks.protocol.staging import Stage
@@ -72,6 +73,7 @@ class SubtaskRun:
         only: The fragments to run; None: all. The tables of others need not exist.
         suspects: Functions that have ended their process.
         begins_us: No event time of the job is later now; for fragments whose own state does not show it.
+        order: Is told each step.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class SubtaskRun:
         only: Collection[int] | None = None,
         suspects: Collection[m.Suspect] = (),
         begins_us: int = NEVER_US,
+        order: Ordering | None = None,
     ) -> None:
         self._plan, self._subtask, self._parallelism = plan, subtask, parallelism
         mine = [fragment for fragment in plan.fragments if only is None or fragment.index in only]
@@ -104,17 +107,14 @@ class SubtaskRun:
         self._closed: dict[Epoch, dict[str, Stage]] = {}
         self._letters = {f.index: Letters() for f in mine}
         self._suspects = tuple(suspects)
-        self._limit = TimeSlice(throttle.clock, mark)
+        self._order = Ordering() if order is None else order
+        self._limit = TimeSlice(throttle.clock, mark, self._order.portions)
         self._paces = {f.index: self._limit.pace() for f in mine if f.calls()}
         self._intakes = {s.fragment: self._intake(s) for s in plan.sources if s.fragment in self._inputs}
         self._fragments = {f.index: self._fragment(f.index) for f in mine}
         self._passings = passings(plan)
         """By fragment and port, what decides whether its rows are joined across watermarks."""
-        through = {
-            c: self._passings[i, plan.edges[c.edge].port] for i, channels in self._inputs.items() for c in channels
-        }
-        into = {channel: index for index, channels in self._inputs.items() for channel in channels}
-        self._inlets = Inlets(links.take, through, lambda channel: self._now_us(into[channel]))
+        self._inlets = self._new_inlets()
         self._clocks_us = self._clocks()
         """By fragment, the latest clock of its operators in the restored state."""
         self._begins_us = max(self._clocks_us.values(), default=begins_us)
@@ -159,6 +159,7 @@ class SubtaskRun:
         self._limit.begin()
         for index in tuple(self._clocked):
             if index not in self._behind and self._has_room(index) and self._fragments[index].on_clock(now_us):
+                self._order.clock(index, now_us)
                 self._clocked.remove(index)
                 self._clocked.append(index)
                 self.quiet = NO_EPOCH
@@ -210,6 +211,7 @@ class SubtaskRun:
                 run.go_on()
         assert not self._fragments[index].busy, "results of the epoch are left"
         self._fragments[index].backlog.epoch_closed()
+        self._order.closed(index, barrier.epoch)
         for ahead in {id(each.ahead): each.ahead for each in self._readings if each.fragment == index}.values():
             ahead.epoch_closed()
         for operator in self._plan.operators:
@@ -251,6 +253,10 @@ class SubtaskRun:
     def take_stages(self, epoch: Epoch) -> dict[str, Stage]:
         """Return what the sinks collected for an epoch that every fragment has closed."""
         return self._closed.pop(epoch, {})
+
+    def take_order(self, epoch: Epoch) -> SubtaskOrder | None:
+        """Return the order in which input was taken for an epoch that every fragment has closed, if it is recorded."""
+        return self._order.take(epoch)
 
     def pause(self, channel: ChannelId) -> None:
         """Take nothing from the channel until it is resumed."""
@@ -376,6 +382,11 @@ class SubtaskRun:
         given = None, groups, letters, turn, self._suspects
         return FragmentRuntime(fragment, tables, self._send, self._write, *given)
 
+    def _new_inlets(self) -> Inlets:
+        into = {channel: index for index, channels in self._inputs.items() for channel in channels}
+        through = {c: self._passings[index, self._plan.edges[c.edge].port] for c, index in into.items()}
+        return Inlets(self.links.take, through, lambda channel: self._now_us(into[channel]))
+
     def _intake(self, spec: SourceSpec) -> Intake:
         held = self._plan.event_times_held()
         return Intake(spec, self._plan.fragments[spec.fragment].schema, self._letters[spec.fragment], held)
@@ -397,6 +408,7 @@ class SubtaskRun:
     def _sends_to(self, index: int) -> Callable[[Watermark], None]:
         def send(at: Watermark) -> None:
             self.quiet = NO_EPOCH
+            self._order.sent(index, at)
             self._forward(index, at)
 
         return send
@@ -429,6 +441,7 @@ class SubtaskRun:
             return
         state, changed = watermark.reported(self._watermarks[index], channel, at)
         if changed:
+            self._order.time(index, state.now.at_us)
             self._fragments[index].on_watermark(state.now.at_us)
             leaving = self._fragments[index].leaving(state.now)
             self._once_through(index, lambda: self._forward(index, leaving))
@@ -498,6 +511,7 @@ class SubtaskRun:
                 self._time_arrived(index, channel, frame)
             else:
                 self._audit.received(channel.edge, frame.num_rows)
+                self._order.took(index, channel, frame.num_rows)
                 self._fragments[index].on_batch(frame, port=self._plan.edges[channel.edge].port)
                 self._once_through(index, lambda: None)
             return True
@@ -658,6 +672,7 @@ class SubtaskRun:
         batch, arrival = arrived(reading, batch, following, self._rows_max(reading))
         assert arrival.following is not None
         self._audit.took(reading, batch)
+        self._order.read(reading.fragment, reading.source, reading.partition, reading.offset, arrival.following)
         reading.offset = following = arrival.following
         if reading.caught_up():
             reading.look_for_end()
@@ -700,9 +715,21 @@ class Active:
     """The peers to or from which a channel broke."""
     triggers: deque[m.Trigger] = field(default_factory=deque)
     """Not begun yet, because a source is in the middle of a batch."""
-    unsealed: deque[tuple[Epoch, dict[str, Stage]]] = field(default_factory=deque)
-    """Closed epochs, and what their sinks collected, that wait for the copies of their records."""
+    unsealed: deque[tuple[Epoch, dict[str, Stage], SubtaskOrder | None]] = field(default_factory=deque)
+    """Closed epochs, what their sinks collected, and the order of their input, that wait for the copies of their
+    records."""
     first_record_at: int | None = None
+
+
+def ordering_of(plan: Plan, deploy: m.Deploy, at_end: bool = False) -> Ordering:
+    """Return what is told the steps of a subtask, as it is deployed.
+
+    Args:
+        at_end: As for Recorder.
+    """
+    if not deploy.records_order:
+        return Ordering()
+    return Recorder(deploy.subtask, {operator.name: operator.fragment for operator in plan.operators}, at_end)
 
 
 def inputs_of(plan: Plan, fragment: int, subtask: Subtask, parallelism: int) -> list[ChannelId]:

@@ -44,7 +44,7 @@ class CheckpointObject:
 
     ref: ObjectRef
     kind: str
-    """manifest, segment, base, snapshot or staged."""
+    """manifest, segment, base, snapshot, staged or order."""
     epochs: list[int] = field(default_factory=list)
 
 
@@ -137,6 +137,7 @@ def _collect(manifest: Manifest, named: dict[str, CheckpointObject]) -> None:
         references += [("segment", segment.object) for segment in handle.segments]
     for item in manifest.pending:
         references += [("staged", ref) for ref in item.staged.parts]
+    references += [("order", ref) for ref in manifest.recorded or ()]
     for kind, ref in references:
         epochs = named.setdefault(ref.path, CheckpointObject(ref, kind)).epochs
         if not epochs or epochs[-1] != manifest.epoch:

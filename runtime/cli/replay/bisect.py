@@ -13,12 +13,20 @@ from holdfast.checkpoint.joblog import Completed
 from holdfast.errors import ConfigError, HoldfastError, Where
 from holdfast.runtime.cli import text
 from holdfast.runtime.cli.arguments import add_app, add_command, add_job
-from holdfast.runtime.cli.replay.given import job_and_code, place, plain, shown
+from holdfast.runtime.cli.replay.given import (
+    advise_unordered,
+    job_and_code,
+    place,
+    plain,
+    shown,
+    unordered_as_json,
+)
 from holdfast.runtime.cli.reporting import advise, print_json
 from holdfast.runtime.cli.start.jobfile import function_of
 from holdfast.runtime.inspect.stored import LATEST, Stored, checkpoint_of
 from holdfast.runtime.replay.bisecting import BisectResult, Condition, Culprit, culprit, expression, first_bad, function
 from holdfast.runtime.replay.sources import NOT_REPLAYED
+from holdfast.runtime.replay.unordered import may_differ
 
 
 def add_parser(subparsers: Any) -> None:
@@ -62,8 +70,10 @@ def handle(args: argparse.Namespace) -> int:
             why_not = error.what
     if record is None and why_not is None:
         why_not = "the replay of the epoch does not fail: see holdfast check, and whether the code has changed"
+    unordered = may_differ(code.plan)
     if args.json:
-        print_json(_as_json(stored_job, bisection, record, why_not))
+        in_json = _as_json(stored_job, bisection, record, why_not)
+        print_json(in_json | {"may_differ": unordered_as_json(unordered)})
         return 0
     print(
         f"{bisection.bad} is the first checkpoint that fails, of {text.moment(bisection.at)}; {bisection.good} holds "
@@ -77,6 +87,7 @@ def handle(args: argparse.Namespace) -> int:
         print(f"the code of the job changed between epochs {bisection.good} and {bisection.bad}")
     if why_not is not None:
         advise(f"no record was found: {why_not}")
+        advise_unordered(unordered)
     return 0
 
 

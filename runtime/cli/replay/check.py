@@ -12,7 +12,16 @@ from typing import Any
 from holdfast.errors import ConfigError, Damaged, Where
 from holdfast.runtime.cli import text
 from holdfast.runtime.cli.arguments import add_app, add_command, add_job
-from holdfast.runtime.cli.replay.given import announce, job_and_code, positive, proof_as_json, verdict_of
+from holdfast.runtime.cli.replay.given import (
+    advise_unordered,
+    announce,
+    job_and_code,
+    positive,
+    proof_as_json,
+    unordered_as_json,
+    unordered_of,
+    verdict_of,
+)
 from holdfast.runtime.cli.reporting import advise, print_json
 from holdfast.runtime.replay.checking import checked
 from holdfast.runtime.replay.epochs import newest
@@ -54,9 +63,10 @@ def handle(args: argparse.Namespace) -> int:
             )
         announce(epochs)
         proofs = list(zip(epochs, checked(code, epochs), strict=True))
+        unordered = unordered_of(code, (proof for _, proof in proofs))
     if args.json:
         shown = [{"epoch": e.manifest.epoch, "records": e.records} | proof_as_json(proof) for e, proof in proofs]
-        print_json({"job": stored_job.name, "epochs": shown})
+        print_json({"job": stored_job.name, "epochs": shown, "may_differ": unordered_as_json(unordered)})
     else:
         rows = [(e.manifest.epoch, f"{e.records:,}", verdict_of(proof)) for e, proof in proofs]
         print(text.table(("epoch", "records", "replay"), rows))
@@ -66,9 +76,9 @@ def handle(args: argparse.Namespace) -> int:
         if any(proof.differences for _, proof in proofs):
             advise(
                 "\nNext: if the code has changed since, this is what it would have given. Otherwise look for functions "
-                "that use the time, random numbers or other systems, or that depend on the order of records of "
-                "different partitions, which checkpoints do not record"
+                "that use the time, random numbers or other systems"
             )
+            advise_unordered(unordered, (proof for _, proof in proofs))
         unknown = next((proof.unknown for _, proof in proofs if proof.unknown is not None), None)
         if unknown is not None:
             advise(f"\nnot provable: {unknown}")

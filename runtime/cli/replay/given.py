@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -19,6 +20,7 @@ from holdfast.runtime.replay.player import Code, opened
 from holdfast.runtime.replay.proof import Proof
 from holdfast.runtime.replay.sources import NOT_REPLAYED
 from holdfast.runtime.replay.spans import Range
+from holdfast.runtime.replay.unordered import Unordered, may_differ
 
 ANNOUNCED_FROM = 500_000
 """So many records take some seconds."""
@@ -65,10 +67,33 @@ def verdict_of(proof: Proof) -> str:
     return "equals the checkpoint" + (", but for rounding" if proof.rounded else "")
 
 
+def unordered_of(code: Code, proofs: Iterable[Proof]) -> tuple[Unordered, ...]:
+    """Return the operators and sinks that may differ in these replays; few if all followed the recorded order."""
+    return may_differ(code.plan, recorded=all(proof.in_order for proof in proofs))
+
+
+def advise_unordered(unordered: Sequence[Unordered], proofs: Iterable[Proof] = ()) -> None:
+    """Say which operators and sinks may differ, and why."""
+    unlike = next((proof.unlike for proof in proofs if proof.unlike is not None), None)
+    if unlike is not None:
+        advise(f"\nthe recorded order was not followed, since the code is not as it was: {unlike}")
+    if unordered:
+        advise("\nwithout the recorded order these may differ, whatever the code:")
+        for each in unordered:
+            advise(f"  {each.kind} {each.name!r}: {', '.join(each.why)}")
+
+
+def unordered_as_json(unordered: Sequence[Unordered]) -> list[dict[str, object]]:
+    """Return what may differ as JSON-able values."""
+    return [{"kind": each.kind, "name": each.name, "why": list(each.why)} for each in unordered]
+
+
 def proof_as_json(proof: Proof) -> dict[str, object]:
     """Return a comparison as JSON-able values."""
     return {
         "exact": proof.exact,
+        "in_order": proof.in_order,
+        "unlike": proof.unlike,
         "unknown": proof.unknown,
         "rounded": [{"kind": each.kind, "name": each.name} for each in proof.rounded],
         "differences": [{"kind": each.kind, "name": each.name, "what": each.what} for each in proof.differences],

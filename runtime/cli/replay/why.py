@@ -17,6 +17,7 @@ from holdfast.model import NO_EPOCH
 from holdfast.runtime.cli import text
 from holdfast.runtime.cli.arguments import add_app, add_command, add_job
 from holdfast.runtime.cli.replay.given import (
+    advise_unordered,
     announce,
     job_and_code,
     place,
@@ -24,6 +25,8 @@ from holdfast.runtime.cli.replay.given import (
     positive,
     proof_as_json,
     shown,
+    unordered_as_json,
+    unordered_of,
     verdict_of,
 )
 from holdfast.runtime.cli.reporting import advise, print_json
@@ -79,10 +82,12 @@ def handle(args: argparse.Namespace) -> int:
         watch, epochs = _watched(args, stored_job, code)
         announce(epochs)
         explanations = [explained(code, epoch, watch, args.limit) for epoch in epochs]
+        unordered = unordered_of(code, (each.proof for each in explanations))
     if args.json:
         kind = "operator" if isinstance(watch, WatchedState) else "sink"
         epochs_shown = [_as_json(each) for each in explanations]
-        print_json({"job": stored_job.name, "kind": kind, "name": args.name, "key": args.key, "epochs": epochs_shown})
+        head = {"job": stored_job.name, "kind": kind, "name": args.name, "key": args.key}
+        print_json({**head, "epochs": epochs_shown, "may_differ": unordered_as_json(unordered)})
         return 0
     for each in explanations:
         print(_render(args, each))
@@ -96,6 +101,8 @@ def handle(args: argparse.Namespace) -> int:
         advise(
             f"no record changed {args.name}, key {args.key}, {extent if explanations else 'in any retained checkpoint'}"
         )
+    if any(each.proof.differences for each in explanations):
+        advise_unordered(unordered, (each.proof for each in explanations))
     return 0
 
 

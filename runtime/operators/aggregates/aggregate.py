@@ -36,6 +36,7 @@ from holdfast.runtime.operators.aggregates import changes
 from holdfast.runtime.operators.aggregates.pieces import calls_users, in_pieces, results_in_pieces
 from holdfast.runtime.operators.contract import (
     OP_FIELD,
+    ROUNDING,
     Description,
     KeyedStep,
     Needed,
@@ -97,6 +98,9 @@ class Aggregate(KeyedStep):
     def continued(self, before: Mapping[str, Any], columns: Sequence[str]) -> Mapping[str, str]:
         return changes.continued(self.aggregations, before, columns)
 
+    def depends_on_order(self) -> tuple[str, ...]:
+        return order_matters(self.aggregations)
+
     def busy_with(self) -> tuple[str, ...]:
         return (self.operator,) if any(bound.kind.calls for bound in self.aggregations) else ()
 
@@ -105,6 +109,23 @@ class Aggregate(KeyedStep):
 
     def open(self, ctx: OperatorContext) -> Operator:
         return AggregateOperator(self, ctx)
+
+
+def order_matters(aggregations: Sequence[BoundAggregation]) -> tuple[str, ...]:
+    """Return what of the results of aggregates depends on the order of the rows, as Step.depends_on_order does."""
+    causes = []
+    if any(bound.kind.calls for bound in aggregations):
+        causes.append("functions of the user")
+    if any(_adds_floats(bound) for bound in aggregations):
+        causes.append(ROUNDING)
+    return tuple(causes)
+
+
+def _adds_floats(bound: BoundAggregation) -> bool:
+    operations = bound.function.operations
+    if operations is None:
+        return bool(pa.types.is_floating(bound.result.type))
+    return Do.ADD_FLOAT in operations.values()
 
 
 class AggregateOperator(Operator):

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from holdfast.runtime.functions.ranges import Runs
 from holdfast.runtime.operators.aggregates.aggregate import Aggregate, Folding, aggregates_text
-from holdfast.runtime.operators.contract import Needed, Operator, OperatorContext
+from holdfast.runtime.operators.contract import KEY_ORDER, Needed, Operator, OperatorContext
 from holdfast.runtime.wire.messages import OperatorProgress
 
 PIECE_ROWS = 16_384
@@ -44,6 +44,9 @@ class RunningAggregate(Aggregate):
 
     def made_from(self, name: str) -> str | None:
         return name if name in self.kept else None
+
+    def depends_on_order(self) -> tuple[str, ...]:
+        return (KEY_ORDER,)
 
     def text(self) -> str:
         by = ", ".join(self.keys)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from holdfast.errors import is_failure
 from holdfast.runtime.functions.users.keyed_process import bound_to, declared_by
-from holdfast.runtime.operators.contract import Description, Operator, OperatorContext, TableDraft
+from holdfast.runtime.operators.contract import BATCHES, Description, Operator, OperatorContext, TableDraft
 from holdfast.runtime.operators.differences import Found, compare_keys
 from holdfast.runtime.operators.event_clock import drop_vacant
 from holdfast.runtime.operators.process.changes import compare_states
@@ -46,6 +46,9 @@ class ProcessBatches(FunctionStep):
     kind: ClassVar[str] = "process_batches"
     keeps: ClassVar[str] = "the state of a keyed function of batches"
     shown: ClassVar[str] = "process batches"
+
+    def depends_on_order(self) -> tuple[str, ...]:
+        return (*super().depends_on_order(), BATCHES)
 
     def tables(self, given: Sequence[pa.Schema]) -> tuple[TableDraft, ...]:
         columns = [state_type(name, value.type).column for name, value in declared_by(self.process).values.items()]

@@ -199,7 +199,7 @@ class ProcessOperator(Operator):
         self._step, self._ctx, self._gives = step, ctx, ctx.placed[0].schema
         self.name, self.mark = step.operator, FUNCTION + step.operator
         self._table, self._clock = ctx.table(step.operator), EventClock(step.operator, ctx)
-        self.now = ProcessingClock(step.operator, ctx)
+        self.now, self._portions = ProcessingClock(step.operator, ctx), ctx.time_slice.portions(step.operator)
         self._rows = RowMaker(pa.schema([ctx.given.field(name) for name in step.columns]), step.row_type)
         self._keys = KeyType.of(ctx.given.field(name) for name in step.keys)
         self._out: list[Any] = []
@@ -225,11 +225,13 @@ class ProcessOperator(Operator):
 
     def some(self, batch: pa.RecordBatch, at: int, base: int) -> tuple[int, list[pa.RecordBatch]]:
         """Handle records from row `at` on; return their number and the rows emitted for them."""
-        piece = batch.slice(at, min(self._pace.rows, PIECE_ROWS))
+        most, now_us = self._portions.begin(min(self._pace.rows, PIECE_ROWS), self.now.tick)
+        piece = batch.slice(at, most)
         began = self._ctx.time_slice.now()
-        numbers = self._number(piece)
+        numbers = self._number(piece, now_us)
         events, given = self._handled(lambda: self._records(piece, numbers))
         self._pace.took(events.taken, self._ctx.time_slice.now() - began)
+        self._portions.end(events.taken, self.now.shown_in_portion)
         self.rows_in += events.taken
         return events.taken, given
 
@@ -294,18 +296,18 @@ class ProcessOperator(Operator):
 
     # Frames
 
-    def _number(self, piece: pa.RecordBatch) -> list[int]:
+    def _number(self, piece: pa.RecordBatch, now_us: int) -> list[int]:
         """Begin the frame of a piece; return the number of the key of every row."""
         keys = self._keys.encode([piece.column(name) for name in self._step.keys])
         size = len(self._table)
         slots = self._table.slots(keys)
         self._own.looked_up += len(self._table) - size
         known, first, numbers = np.unique(slots, return_index=True, return_inverse=True)
-        self._begin(Frame(keys.take(first), known))
+        self._begin(Frame(keys.take(first), known), now_us)
         return cast(list[int], numbers.tolist())
 
-    def _begin(self, frame: Frame) -> None:
-        frame.now_us = self.now.tick()
+    def _begin(self, frame: Frame, now_us: int) -> None:
+        frame.now_us = self.now.begin(now_us)
         if self._keeps_now:
             self.now.show()
         frame.journal = None if self._step.on_error == "fail" else []
@@ -408,12 +410,13 @@ class ProcessOperator(Operator):
         Returns:
             The slots in the operator's own table, one per timer that fired, and the rows emitted.
         """
+        timers = self._timers_of[clock]
+        if not any(timer.first_due(through_us, 1).size for timer in timers):
+            return None, []
         began, most = self._ctx.time_slice.now(), min(self._timers_pace.rows, ROUND_TIMERS)
         most = min(most, *(cell.table.batch_rows_max for cell in self._cells))
-        timers = self._timers_of[clock]
+        most, now_us = self._portions.begin(most, self.now.tick)
         times = np.sort(np.concatenate([timer.first_due(through_us, most) for timer in timers]))
-        if not times.size:
-            return None, []
         bound, size, firings = int(times[:most][-1]), len(self._table), []
         for timer in timers:
             found = timer.timers.fire(bound, most)
@@ -424,11 +427,12 @@ class ProcessOperator(Operator):
         order = users.order(np.zeros(slots.size, np.uint16))
         places = np.empty_like(order)
         places[order] = np.arange(order.size)
-        self._begin(Frame(users.take(order), slots[order]))
+        self._begin(Frame(users.take(order), slots[order]), now_us)
         due = [(places[np.searchsorted(slots, mine)].tolist(), at.tolist()) for mine, at in firings]
         rest = through_us, self._event_times(before), self._call_handler, self._ctx.time_slice.overdue, most
         events, given = self._handled(lambda: Firings(self.frame, clock, timers, due, *rest))
         self._timers_pace.took(events.taken, self._ctx.time_slice.now() - began)
+        self._portions.end(events.taken, self.now.shown_in_portion)
         return self.frame.slots[np.array(events.fired, np.int64)], given
 
     def _event_times(self, before: Times | int | None) -> Times | int:

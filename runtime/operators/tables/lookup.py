@@ -55,6 +55,9 @@ class Lookup(KeyedStep):
             dict.fromkeys((*self.keyed_by(port), *more, *(name for name in given.names if name in read_columns)))
         )
 
+    def depends_on_order(self) -> tuple[str, ...]:
+        return ("what the table holds when a record arrives",)
+
     def also_reads(self, port: int) -> tuple[str, ...]:
         """Return columns that it reads whatever is needed after it."""
         return ()

@@ -47,6 +47,9 @@ class Upserts(Step):
         mark = () if self.deleted is None else (self.deleted,)
         return in_order({*needed.get(MAIN, frozenset()), *self.keys, *mark}, given)
 
+    def depends_on_order(self) -> tuple[str, ...]:
+        return ("which record of a key comes last",)
+
     def made_from(self, name: str) -> str:
         return name
 

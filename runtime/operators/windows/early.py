@@ -69,6 +69,11 @@ class EarlySchedule:
         """Whether a pass is in progress."""
         return self._pass_us is not None
 
+    @property
+    def has_changes(self) -> bool:
+        """Whether a row was marked that the pass in progress does not show."""
+        return self._since_us != NEVER_US
+
     def changed(self, now_us: int) -> None:
         """Note that a row was marked."""
         if self._since_us == NEVER_US:
@@ -127,6 +132,7 @@ class EarlyResults:
     def __init__(self, operator: str, every_us: int, ctx: OperatorContext, overlap: int, merged_max: int) -> None:
         self._table, self._rows_max = ctx.table(operator), max(1, merged_max // overlap**2)
         self._times, self._time_slice = ctx.table(part_name(operator, TIMES_TABLE.part)), ctx.time_slice
+        self._portions = ctx.time_slice.portions(operator)
         groups = ctx.key_groups
         self._keys = CLOCK_KEY.from_ints(key_of_group(np.arange(groups.first, groups.end), groups.count))
         self._schedule = EarlySchedule(every_us, *self._read())
@@ -140,8 +146,8 @@ class EarlyResults:
         Args:
             is_open: Whether a window with the row is open; there is nothing else to show.
         """
-        if is_open.any():
-            self._schedule.changed(self._time_slice.wall_us())
+        if is_open.any() and not self._schedule.has_changes:
+            self._schedule.changed(self._portions.time(self._time_slice.wall_us()))
         return is_open.astype(np.int64)
 
     def due_us(self) -> int | None:
@@ -161,7 +167,9 @@ class EarlyResults:
         if not self._schedule.in_pass:
             self._schedule.begin()
             self._marked.begin()
-        slots = self._marked.take(min(self._pace.rows, self._rows_max, at_once))
+        most, _ = self._portions.begin(min(self._pace.rows, self._rows_max, at_once), lambda: now_us)
+        slots = self._marked.take(most)
+        self._portions.end(most, now_us)
         if slots.size:
             self._table.write(slots, {MARK.name: np.zeros(slots.size, np.int64)})
             self._schedule.show(now_us)

@@ -70,6 +70,7 @@ class HeldSlices:
         self._merges: Mapping[str, Do] = folding.merges or {}
         self._spec = TableSpec(0, "keys of slices", table.spec.key.routed, ())
         self._able = folding.merges is not None
+        self._defaults = {column.name: column.default for column in table.spec.columns}
         self._held: dict[int, HeldSlice] = {}
         self._keys = TableRecords(self._spec)
 
@@ -140,10 +141,10 @@ class HeldSlices:
             self._forget()
 
     def _column(self, name: str, do: Do, slices: Sequence[HeldSlice], count: int) -> NDArray[Any]:
-        """Return one column of a window."""
-        first, *others = sorted((np.asarray(each.columns[name]) for each in slices), key=len, reverse=True)
-        assert first.size == count
-        result = first.copy()
+        """Return one column of a window: its slices one after the other, as floats are also merged from the table."""
+        first, *others = (np.asarray(each.columns[name]) for each in slices)
+        result = np.full(count, self._defaults[name], first.dtype)
+        result[: first.size] = first
         for values in others:
             part = result[: values.size]
             _MERGES[do](part, values, out=part)

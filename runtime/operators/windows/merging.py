@@ -67,10 +67,13 @@ class Owners:
 
     Windows that follow each other have most rows in common. So the numbers of keys, and the number of each slot's key,
     are kept until slots of the table may get other keys. Nothing is kept while tables are larger than memory.
+
+    Args:
+        lasting: Whether numbers are kept. Otherwise they follow the order of the rows alone.
     """
 
-    def __init__(self, table: StateTable) -> None:
-        self._table, self._drops = table, -1
+    def __init__(self, table: StateTable, lasting: bool = True) -> None:
+        self._table, self._drops, self._lasting = table, -1, lasting
         self._spec = TableSpec(0, "keys of rows", table.spec.key.routed, ())
         self._keys = TableRecords(self._spec)
         self._numbers = np.empty(0, np.int32)
@@ -79,7 +82,7 @@ class Owners:
     def of(self, rows: Slots) -> Grouped:
         """Number the distinct user keys of rows."""
         table = self._table
-        if table.limited:
+        if table.limited or not self._lasting:
             self._forget()
             return grouped(table.keys_at(rows).routed())
         if self._drops != table.drops:

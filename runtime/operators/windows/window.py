@@ -30,6 +30,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from holdfast.model import LAST_US, NEVER_US
@@ -41,10 +42,13 @@ from holdfast.runtime.operators.aggregates.aggregate import (
     aggregates_identity,
     aggregates_text,
     columns_read,
+    order_matters,
     value_columns,
 )
-from holdfast.runtime.operators.aggregates.pieces import in_pieces, results_in_pieces
+from holdfast.runtime.operators.aggregates.pieces import calls_users, in_pieces, results_in_pieces
 from holdfast.runtime.operators.contract import (
+    EARLY,
+    LATE_ROWS,
     OP_FIELD,
     Description,
     KeyedStep,
@@ -147,6 +151,10 @@ class WindowAggregate(KeyedStep):
     def times_held(self) -> tuple[int, int]:
         return event_times_held([(self.window, self.lateness_us)])
 
+    def depends_on_order(self) -> tuple[str, ...]:
+        early = (EARLY,) if self.early_us else ()
+        return (LATE_ROWS, *early, *order_matters(self.aggregations))
+
     def delay_us(self) -> int:
         """A window that is still open may have started so long before the clock; its start is the result's time."""
         return self.window.size_us + self.lateness_us
@@ -210,7 +218,10 @@ class WindowOperator(Operator):
         self._taken = in_pieces(ctx, step.operator, step.aggregations, self._take)
         self._give = results_in_pieces(ctx, step.operator, step.aggregations)
         self._keys = KeyType.of(placed_step.schema.field(name) for name in step.keys)
-        self._owners, self._slices = Owners(self._table), HeldSlices(self._table, self._folding)
+        self._exact = ctx.time_slice.portions(step.operator).exact
+        """Whether results of one moment leave in the order of their keys; else the order is that of the slots."""
+        by_key = self._exact and calls_users(step.aggregations)
+        self._owners, self._slices = Owners(self._table, lasting=not by_key), HeldSlices(self._table, self._folding)
         self.rows_in = self.rows_out = self.late = 0
         self._due = NEVER_US
         """Nothing is due before this time."""
@@ -357,7 +368,8 @@ class WindowOperator(Operator):
                 yield from self._window(end, self._rows_of(end))
                 continue
             keys, states = window
-            yield self._made(np.full(len(keys), end), keys.type.decode(keys), self._folding.results_of(states))
+            batch = self._made(np.full(len(keys), end), keys.type.decode(keys), self._folding.results_of(states))
+            yield self._by_key(batch)
         self._slices.release(through - self._spread_us)
 
     def _windows_over(self, ends: Iterable[int], after: Clock, through: Clock) -> Iterator[tuple[int, list[int]]]:
@@ -499,13 +511,26 @@ class WindowOperator(Operator):
     def _window(self, end: int, members: Slots) -> Iterator[pa.RecordBatch]:
         """Yield a window that consists of several slices."""
         if members.size:
-            for keys, results in merged(self._folding, self._owners, members):
-                yield self._made(np.full(len(keys[0]), end), keys, results)
+            for keys, results in merged(self._folding, self._owners, self._slots_by_key(members)):
+                yield self._by_key(self._made(np.full(len(keys[0]), end), keys, results))
 
     def _results(self, slots: Slots) -> Iterator[pa.RecordBatch]:
         """Yield windows that are one slice each."""
-        for part, results in self._folding.each_piece(slots):
+        for part, results in self._folding.each_piece(self._slots_by_key(slots)):
             yield self._made(self._table.values(WINDOW_END, part), self._table.key_columns(part)[1:], results)
+
+    def _slots_by_key(self, slots: Slots) -> Slots:
+        """Return slots in the order of their ends and keys, if that counts."""
+        if not self._exact or slots.size < 2:
+            return slots
+        ordered: Slots = slots[self._table.keys_at(slots).order(np.zeros(slots.size, np.uint16))]
+        return ordered
+
+    def _by_key(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the results of one window in the order of their keys, if that counts."""
+        if not self._exact or batch.num_rows < 2:
+            return batch
+        return batch.take(pc.sort_indices(batch, [(name, "ascending") for name in self._step.keys]))
 
     def _made(self, ends: Times, keys: list[pa.Array], results: list[pa.Array]) -> pa.RecordBatch:
         bounds = [pa.array(each).view(TIME) for each in (self._step.window.starts(ends), ends)]

@@ -85,6 +85,7 @@ MANIFEST = Manifest(
     audit=Audit((), (), (), (SinkTotal("out", RowDigest(9, 8, 7)),), Epoch(4)),
     shape={"v": 1},
     changelog={"kind": "log", "path": "/changes"},
+    orders=(blob("orders/57"),),
     committed_once=("out",),
 )
 FORK = forked_manifest(MANIFEST, NEW, copied)
@@ -122,6 +123,9 @@ class TestItsFirstCheckpoint:
 
     def test_has_no_output(self) -> None:
         assert (FORK.pending, FORK.confirmed) == ((), ())
+
+    def test_has_no_record_of_the_order_in_which_another_job_took_its_input(self) -> None:
+        assert MANIFEST.recorded is not None and FORK.recorded is None
 
     def test_is_the_begin_of_what_its_audit_counts(self) -> None:
         assert FORK.audited == Audit((), (), (), (), Epoch(0))

@@ -418,8 +418,8 @@ class TestDeadLetters:
             Audit((), (SinkStaged(Writer(DLQ, Subtask(0)), (RowDigest(rows, digest),)),), (), (), NO_EPOCH)
             for rows, digest in ((2, 7), (2, 8), (3, 8))
         )
-        assert list(_sinks(one, same, lambda _: False)) == []
-        assert [each.name for each in _sinks(one, more, lambda _: False)] == [DLQ]
+        assert list(_sinks([one], [same], lambda _: False)) == []
+        assert [each.name for each in _sinks([one], [more], lambda _: False)] == [DLQ]
 
 
 class TestOtherCode:

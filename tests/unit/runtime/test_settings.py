@@ -60,6 +60,7 @@ class Code:
     key_groups: int = 128
     state_memory: str | int | None = None
     mode: str = "continuous"
+    record_order: bool | None = None
 
 
 @dataclass
@@ -341,6 +342,7 @@ class TestNames:
                 "audit",
                 "staged_bytes_max",
                 "loss_alarm",
+                "record_order",
             },
             Limits: {"max_records_per_second", "staged_bytes_max"},
         }

@@ -36,7 +36,7 @@ SCHEMA = pa.schema([pa.field("shop", pa.string(), nullable=False), pa.field("amo
 class Job:
     """The job on disk, run in this process, and the commands."""
 
-    def __init__(self, folder: Path, holdfast: Callable[..., Any]) -> None:
+    def __init__(self, folder: Path, holdfast: Callable[..., Any], record_order: bool = False) -> None:
         self.folder, self.file, self.holdfast = folder, folder / "job.py", holdfast
         self.file.write_text(JOB.format(root=str(folder / "root"), folder=str(folder)))
         create_log(LocalObjects(folder / "sales"), SCHEMA, 2)
@@ -45,6 +45,7 @@ class Job:
         for spec in plan.sinks:
             spec.sink.prepare(spec.schema, spec.upsert_key)
         self.cluster = Cluster(plan, 2, 1, LocalObjects(folder / "root" / "sales"), 1.0, {"sales": (0, 1)})
+        self.cluster.change_rules(record_order=record_order)
         self.cluster.begin()
 
     def epoch(self, *rows: tuple[str, float], partition: int = 0) -> None:
@@ -181,6 +182,61 @@ class TestCheck:
         job.cluster.pass_time(0.5)
         ended = job.asked("check")
         assert ended.status == 2 and "has no epoch whose beginning is retained" in ended.err
+
+
+class TestOrder:
+    """Without the record, sums of floating point numbers may differ; with it nothing may."""
+
+    MAY_DIFFER = (
+        ("operator", "totals", ["the last digits of floating point numbers"]),
+        ("sink", "out", ["the last digits of floating point numbers in 'totals'"]),
+    )
+
+    def test_without_the_record_names_what_may_differ(self, job: Job) -> None:
+        for arguments in (("check",), ("why", "totals", "north"), ("bisect", "--check", "turnover < 100")):
+            in_json = job.asked(*arguments, "--json").json
+            named = [(each["kind"], each["name"], each["why"]) for each in in_json["may_differ"]]
+            assert named == list(self.MAY_DIFFER), arguments
+        assert not any(each["in_order"] for each in job.asked("check", "--json").json["epochs"])
+
+    def test_says_so_in_words_where_something_differs(self, job: Job) -> None:
+        job.file.write_text(job.file.read_text().replace("sales.key_by", "sales.filter(lambda r: r.amount < 9).key_by"))
+        said = job.asked("check").err
+        assert "without the recorded order these may differ, whatever the code:" in said
+        assert "operator 'totals': the last digits of floating point numbers" in said
+        assert "without the recorded order" in job.asked("bisect", "--check", "turnover < 100").err
+
+    def test_with_the_record_nothing_may_differ(self, tmp_path: Path, holdfast: Callable[..., Any]) -> None:
+        job = Job(tmp_path, holdfast, record_order=True)
+        job.epoch(("north", 0.1), ("south", 4.0))
+        job.epoch(("north", 100.0), ("south", 1.0), ("north", 0.2), partition=1)
+        checked = job.asked("check", "--json")
+        assert checked.status == 0 and checked.json["may_differ"] == []
+        assert [(each["exact"], each["in_order"]) for each in checked.json["epochs"]] == [(True, True)] * 2
+        found = job.asked("why", "totals", "north", "--json").json
+        assert found["may_differ"] == [] and [len(each["causes"]) for each in found["epochs"]] == [1, 2]
+        bisected = job.asked("bisect", "--check", "turnover < 100", "--json").json
+        assert (bisected["offset"], bisected["partition"]) == (0, 1)
+        verified = holdfast("checkpoints", "verify", "sales", "--root", str(tmp_path / "root"))
+        assert verified.status == 0
+
+    def test_of_other_code_is_not_followed(self, tmp_path: Path, holdfast: Callable[..., Any]) -> None:
+        job = Job(tmp_path, holdfast, record_order=True)
+        job.epoch(("north", 0.1), ("south", 4.0))
+        job.file.write_text(job.file.read_text().replace("sales.key_by", "sales.filter(lambda r: r.amount < 2).key_by"))
+        ended = job.asked("check")
+        assert ended.status == 4 and "the recorded order was not followed, since the code is not as it was" in ended.err
+        assert job.asked("check", "--json").json["epochs"][0]["unlike"] is not None
+
+    def test_that_is_damaged_is_found_by_verify(self, tmp_path: Path, holdfast: Callable[..., Any]) -> None:
+        job, root = Job(tmp_path, holdfast, record_order=True), str(tmp_path / "root")
+        job.epoch(("north", 0.1), ("south", 4.0))
+        record = min((tmp_path / "root" / "sales" / "orders").glob("*/*/*.order"))
+        record.write_bytes(record.read_bytes()[:-1] + b"x")
+        ended = holdfast("checkpoints", "verify", "sales", "--root", root, "--json")
+        assert ended.status == 4 and [each["kind"] for each in ended.json["damaged"]] == ["order"]
+        refused = job.asked("check")
+        assert refused.status == 4 and record.name in refused.err
 
 
 class TestFork:
