@@ -304,11 +304,11 @@ def named_in(data: bytes, ref: ObjectRef, base: bytes | None = None) -> Named:
     """Read the names in a manifest, and the manifest that it needs, in a tenth of the time for all of it."""
     manifest_parts = _decoded(_PARTS, data, ref, base)
     base_ref = base_of(data, ref)
-    held = [each.path for handle in manifest_parts.state for each in handle.base]
-    held += [each.object.path for handle in manifest_parts.state for each in handle.segments]
-    held += [each.path for item in manifest_parts.pending for each in item.staged.parts]
-    held += [each.path for each in manifest_parts.orders]
-    return Named(manifest_parts.epoch, (ref.path, *(() if base_ref is None else (base_ref.path,)), *held))
+    object_paths = [each.path for handle in manifest_parts.state for each in handle.base]
+    object_paths += [each.object.path for handle in manifest_parts.state for each in handle.segments]
+    object_paths += [each.path for item in manifest_parts.pending for each in item.staged.parts]
+    object_paths += [each.path for each in manifest_parts.orders]
+    return Named(manifest_parts.epoch, (ref.path, *(() if base_ref is None else (base_ref.path,)), *object_paths))
 
 
 def _decoded(decoder: msgspec.json.Decoder[Read], data: bytes, ref: ObjectRef, base: bytes | None) -> Read:

@@ -51,15 +51,15 @@ class HeldRun(SubtaskRun):
 
     def _send_time(self) -> bool:
         """Send the watermarks that come next; return whether there were any."""
-        sent = False
+        is_sent = False
         while isinstance(each := self._next_item(), Sent):
             self._number += 1
             state, changed = watermark.reported(self._least[each.fragment], each.subtask, each.at)
             self._least[each.fragment] = state
             if changed:
-                self.quiet, sent = NO_EPOCH, True
+                self.quiet, is_sent = NO_EPOCH, True
                 self._forward(each.fragment, state.now)
-        return sent
+        return is_sent
 
     def _in_turn(self) -> list[Reading]:
         """Return the partition of the batch that comes next."""

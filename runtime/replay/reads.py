@@ -23,7 +23,7 @@ from typing import NamedTuple
 from holdfast.model import Epoch, Subtask, Watermark
 from holdfast.runtime.replay.script import Script
 from holdfast.runtime.replay.spans import PARTS, Range, Span, offsets_in
-from holdfast.runtime.worker.order import SENT, FragmentSteps, FromSource, sent_at
+from holdfast.runtime.worker.order import SENT, FragmentSteps, FromPartition, sent_at
 
 Place = tuple[str, int]
 """A source and a partition."""
@@ -71,13 +71,13 @@ class Reads:
             return [span]
         count = min(PARTS, total)
         ends: list[dict[Place, int]] = [{} for _ in range(count)]
-        taken = 0
+        offsets = 0
         for each in self._within(span):
             first = each.first
             while first < each.end:
-                number = taken * count // total
-                here = min(each.end - first, -(-(number + 1) * total // count) - taken)
-                first, taken = first + here, taken + here
+                number = offsets * count // total
+                here = min(each.end - first, -(-(number + 1) * total // count) - offsets)
+                first, offsets = first + here, offsets + here
                 ends[number][each.source, each.partition] = first
         pieces, rest = list[Span](), span
         for reached in ends:
@@ -123,12 +123,12 @@ def _side_by_side(lists: Sequence[list[Range | Sent]]) -> list[Range | Sent]:
 
 
 def _of_fragment(steps: FragmentSteps, fragment: int, subtask: Subtask) -> Iterator[Range | Sent]:
-    read_to = {number: each.first for number, each in enumerate(steps.places) if isinstance(each, FromSource)}
+    read_to = {number: each.first for number, each in enumerate(steps.places) if isinstance(each, FromPartition)}
     for number, amount in steps.taken():
         if number <= SENT:
             yield Sent(fragment, subtask, sent_at(number, amount))
         elif number in read_to:
             where = steps.places[number]
-            assert isinstance(where, FromSource)
+            assert isinstance(where, FromPartition)
             yield Range(where.source, where.partition, read_to[number], read_to[number] + amount)
             read_to[number] += amount

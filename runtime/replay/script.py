@@ -19,7 +19,7 @@ from holdfast.checkpoint.repository import read_each
 from holdfast.errors import ConfigError
 from holdfast.model import Epoch, Subtask
 from holdfast.ports import ObjectStore
-from holdfast.runtime.worker.order import FragmentSteps, FromSource, SubtaskOrder, decode
+from holdfast.runtime.worker.order import FragmentSteps, FromPartition, SubtaskOrder, decode
 
 NOTHING = FragmentSteps((), ())
 
@@ -44,15 +44,15 @@ class Script:
         """Return the steps of a fragment, a section after the other."""
         return [self.steps.get((epoch, subtask, fragment), NOTHING) for epoch in self.sections]
 
-    def read_by(self, subtask: Subtask) -> list[tuple[int, FromSource]]:
+    def read_by(self, subtask: Subtask) -> list[tuple[int, FromPartition]]:
         """Return the partitions that a subtask reads, each once, with the fragment; from where it is read first."""
-        found: dict[tuple[int, str, int], tuple[int, FromSource]] = {}
+        places: dict[tuple[int, str, int], tuple[int, FromPartition]] = {}
         for epoch in self.sections:
             for (at, who, fragment), steps in self.steps.items():
                 for place in steps.places if (at, who) == (epoch, subtask) else ():
-                    if isinstance(place, FromSource):
-                        found.setdefault((fragment, place.source, place.partition), (fragment, place))
-        return list(found.values())
+                    if isinstance(place, FromPartition):
+                        places.setdefault((fragment, place.source, place.partition), (fragment, place))
+        return list(places.values())
 
     def does_not_fit(self, what: str) -> ConfigError:
         """Note that the code does something else than the record has, and return the error that ends the replay."""

@@ -29,7 +29,7 @@ from holdfast.runtime.plan.source import OpenSource
 from holdfast.runtime.replay.script import Script
 from holdfast.runtime.replay.sources import divided
 from holdfast.runtime.sources.reading import Reading, Untaken
-from holdfast.runtime.worker.order import CLOCK, SENT, TIME, FromChannel, FromSource, Ordering
+from holdfast.runtime.worker.order import CLOCK, SENT, TIME, FromChannel, FromPartition, Ordering
 from holdfast.runtime.worker.subtask import READ_BYTES_MAX, SubtaskRun
 
 IDLE_TURNS = 8
@@ -50,7 +50,7 @@ class _Position:
         self.places = () if section is None else section.places
         steps = () if section is None else section.taken()
         self._left = deque(step for step in steps if step[0] > SENT)  # where time advances, the receivers know
-        self._read_to = {n: p.first for n, p in enumerate(self.places) if isinstance(p, FromSource)}
+        self._read_to = {n: p.first for n, p in enumerate(self.places) if isinstance(p, FromPartition)}
 
     @property
     def step(self) -> tuple[int, int] | None:
@@ -156,7 +156,7 @@ class FollowedRun(SubtaskRun):
         place, amount = step
         if place >= 0:
             where = at.places[place]
-            done = self._read(where, amount) if isinstance(where, FromSource) else self._take(index, where, amount)
+            done = self._read(where, amount) if isinstance(where, FromPartition) else self._take(index, where, amount)
             if not done:
                 return False
         elif place == TIME:
@@ -170,7 +170,7 @@ class FollowedRun(SubtaskRun):
         at.advance()
         return True
 
-    def _read(self, where: FromSource, end: int) -> bool:
+    def _read(self, where: FromPartition, end: int) -> bool:
         """Take the records of a partition up to an offset; return whether they are all here."""
         reading = self._by_place[where.source, where.partition]
         if not self._has_room(reading.fragment) and self._idle < IDLE_TURNS:
@@ -184,11 +184,11 @@ class FollowedRun(SubtaskRun):
         """Return the records up to an offset; None if some are still to come."""
         waiting = reading.rest
         while not waiting or waiting[-1].read.following < end:
-            read = reading.poll(READ_BYTES_MAX)
+            chunk = reading.poll(READ_BYTES_MAX)
             before = waiting[-1].read.following if waiting else reading.offset
-            if read is None or (read.batch is None and read.following == before):
+            if chunk is None or (chunk.batch is None and chunk.following == before):
                 return None
-            waiting.append(Untaken(read))
+            waiting.append(Untaken(chunk))
         batches = []
         while waiting and waiting[0].read.following <= end:
             batches.append(waiting.popleft().read.batch)
@@ -255,7 +255,7 @@ class FollowedRun(SubtaskRun):
         return None
 
 
-def _reading(fragment: int, place: FromSource, opened: Mapping[str, OpenSource], before: list[Reading]) -> Reading:
+def _reading(fragment: int, place: FromPartition, opened: Mapping[str, OpenSource], before: list[Reading]) -> Reading:
     """Return a partition at the offset from which the script reads it."""
     known = next((r for r in before if (r.source, r.partition) == (place.source, place.partition)), None)
     at_us = None if known is None else known.watermark

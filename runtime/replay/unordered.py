@@ -34,11 +34,11 @@ def may_differ(plan: Plan, *, recorded: bool = False) -> tuple[Unordered, ...]:
         recorded: Whether the order was recorded and followed: then few may.
     """
     over: dict[int, Causes] = {}
-    unordered = [each for fragment in plan.fragments for each in _of_fragment(plan, fragment, over)]
+    steps = [each for fragment in plan.fragments for each in _of_fragment(plan, fragment, over)]
     if recorded:
-        left = [each._replace(why=tuple(why for why in each.why if why.startswith(UNRECORDED))) for each in unordered]
-        unordered = [each for each in left if each.why]
-    return tuple(dict.fromkeys(unordered))
+        left = [each._replace(why=tuple(why for why in each.why if why.startswith(UNRECORDED))) for each in steps]
+        steps = [each for each in left if each.why]
+    return tuple(dict.fromkeys(steps))
 
 
 def _of_fragment(plan: Plan, fragment: Fragment, over: dict[int, Causes]) -> Iterator[Unordered]:
@@ -46,13 +46,15 @@ def _of_fragment(plan: Plan, fragment: Fragment, over: dict[int, Causes]) -> Ite
     causes: dict[int, Causes] = {entry(port): {} for port in range(1 + len(fragment.further))}
     for edge in fragment.input_edges:
         causes[entry(plan.edges[edge].port)] |= over.get(edge, {})
-    for placed in fragment.steps:
+    for placed_step in fragment.steps:
         before: Causes = {}
-        for point in placed.inputs:
+        for point in placed_step.inputs:
             before |= causes.get(point, {})
-        step = placed.step
+        step = placed_step.step
         own = dict.fromkeys(step.depends_on_order())
-        causes[placed.id] = before | (dict.fromkeys(f"{why} in {step.name!r}" for why in own) if step.name else own)
+        causes[placed_step.id] = before | (
+            dict.fromkeys(f"{why} in {step.name!r}" for why in own) if step.name else own
+        )
         if step.sends_to is not None:
             over[step.sends_to] = over.get(step.sends_to, {}) | before
         if step.writes_to is not None and before:

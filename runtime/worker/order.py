@@ -39,7 +39,7 @@ _ZSTD = pa.Codec("zstd", compression_level=1)
 _SIZE_MAX = 1 << 30
 
 
-class FromSource(msgspec.Struct, frozen=True, array_like=True, tag="source"):
+class FromPartition(msgspec.Struct, frozen=True, array_like=True, tag="source"):
     """A source partition, and the offset from which it was read."""
 
     source: str
@@ -63,7 +63,7 @@ class FragmentSteps(msgspec.Struct, frozen=True):
         portions: By operator, pairs as in runtime/operators/portions.py; operators without any are absent.
     """
 
-    places: tuple[FromSource | FromChannel, ...]
+    places: tuple[FromPartition | FromChannel, ...]
     steps: tuple[int, ...]
     portions: dict[str, tuple[int, ...]] = {}
 
@@ -95,7 +95,7 @@ class SubtaskOrder(msgspec.Struct, frozen=True):
     v: int = FORMAT_VERSION
 
 
-class _Stored(msgspec.Struct):
+class _StoredOrder(msgspec.Struct):
     """The record as it is stored."""
 
     size: Annotated[int, msgspec.Meta(ge=1, le=_SIZE_MAX)]
@@ -103,13 +103,13 @@ class _Stored(msgspec.Struct):
     v: int = FORMAT_VERSION
 
 
-class _Version(msgspec.Struct):
+class _OrderVersion(msgspec.Struct):
     v: int
 
 
 _VERSION, _STORED, _ORDER = (
-    msgspec.msgpack.Decoder(_Version),
-    msgspec.msgpack.Decoder(_Stored),
+    msgspec.msgpack.Decoder(_OrderVersion),
+    msgspec.msgpack.Decoder(_StoredOrder),
     msgspec.msgpack.Decoder(SubtaskOrder),
 )
 
@@ -149,7 +149,7 @@ class _Fragment:
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[str | int, int], int] = {}
-        self._places: list[FromSource | FromChannel] = []
+        self._places: list[FromPartition | FromChannel] = []
         self._steps: list[int] = []
         self._read_to: dict[int, int] = {}
         self._at_us = {TIME: 0, CLOCK: 0, SENT: 0}
@@ -157,7 +157,7 @@ class _Fragment:
     def read(self, source: str, partition: int, first: int, following: int) -> None:
         place = self._numbers.get((source, partition))
         if place is None:
-            place = self._added((source, partition), FromSource(source, partition, first))
+            place = self._added((source, partition), FromPartition(source, partition, first))
             self._read_to[place] = first
         self._add(place, following - self._read_to[place])
         self._read_to[place] = following
@@ -180,7 +180,7 @@ class _Fragment:
         runs = {name: tuple(pairs) for name, each in portions.items() if (pairs := each.take())}
         return FragmentSteps(tuple(self._places), tuple(self._steps), runs)
 
-    def _added(self, key: tuple[str | int, int], place: FromSource | FromChannel) -> int:
+    def _added(self, key: tuple[str | int, int], place: FromPartition | FromChannel) -> int:
         number = self._numbers[key] = len(self._places)
         self._places.append(place)
         return number
@@ -259,7 +259,7 @@ def _wrapped(number: int) -> int:
 def encode(order: SubtaskOrder) -> bytes:
     """Return the record as it is stored."""
     plain = msgspec.msgpack.encode(order)
-    return msgspec.msgpack.encode(_Stored(len(plain), _ZSTD.compress(plain, asbytes=True)))
+    return msgspec.msgpack.encode(_StoredOrder(len(plain), _ZSTD.compress(plain, asbytes=True)))
 
 
 def decode(data: bytes, path: str) -> SubtaskOrder:

@@ -281,11 +281,11 @@ def output_sealed(state: Worker, epoch: Epoch, sealed: Sealed) -> tuple[Worker, 
     positions = state.positions.get(newest, ())
     if state.merged is not None:
         state = replace(state, acked={**state.acked, newest: state.acked.get(newest, state.merged)})
-    compacted = state.acked.get(newest)
+    merge_result = state.acked.get(newest)
     staged = _staged_through(state, newest)
     audit = _audit_through(state, newest)
     orders = _orders_through(state, newest)
-    return state, [SendAck(newest, state.sealed[newest].segment, staged, positions, compacted, audit, orders)]
+    return state, [SendAck(newest, state.sealed[newest].segment, staged, positions, merge_result, audit, orders)]
 
 
 def compacted(state: Worker, merged: SegmentRef) -> Worker:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from holdfast.model import Epoch, Subtask
-from holdfast.runtime.worker.order import FragmentSteps, FromChannel, FromSource, SubtaskOrder, decode, encode
+from holdfast.runtime.worker.order import FragmentSteps, FromChannel, FromPartition, SubtaskOrder, decode, encode
 
 GOLDEN = Path(__file__).with_name("order_v1.bin")
 NOW_US = 1_767_225_600_000_000
@@ -13,7 +13,7 @@ ORDER = SubtaskOrder(
     Epoch(7),
     Subtask(1),
     {
-        0: FragmentSteps((FromSource("rows", 3, 100),), (-4, NOW_US, 1, 0, 12, 2, -3, 5, 1)),
+        0: FragmentSteps((FromPartition("rows", 3, 100),), (-4, NOW_US, 1, 0, 12, 2, -3, 5, 1)),
         1: FragmentSteps(
             (FromChannel(0, Subtask(0)), FromChannel(0, Subtask(1))),
             (0, 5, 1, -1, NOW_US, 1, 1, 7, 3, -2, NOW_US, 1),

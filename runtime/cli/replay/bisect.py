@@ -70,10 +70,10 @@ def handle(args: argparse.Namespace) -> int:
             why_not = error.what
     if record is None and why_not is None:
         why_not = "the replay of the epoch does not fail: see holdfast check, and whether the code has changed"
-    unordered = may_differ(code.plan)
+    steps_that_may_differ = may_differ(code.plan)
     if args.json:
         in_json = _as_json(stored_job, bisection, record, why_not)
-        print_json(in_json | {"may_differ": unordered_as_json(unordered)})
+        print_json(in_json | {"may_differ": unordered_as_json(steps_that_may_differ)})
         return 0
     print(
         f"{bisection.bad} is the first checkpoint that fails, of {text.moment(bisection.at)}; {bisection.good} holds "
@@ -87,7 +87,7 @@ def handle(args: argparse.Namespace) -> int:
         print(f"the code of the job changed between epochs {bisection.good} and {bisection.bad}")
     if why_not is not None:
         advise(f"no record was found: {why_not}")
-        advise_unordered(unordered)
+        advise_unordered(steps_that_may_differ)
     return 0
 
 

@@ -63,10 +63,10 @@ def handle(args: argparse.Namespace) -> int:
             )
         announce(epochs)
         proofs = list(zip(epochs, checked(code, epochs), strict=True))
-        unordered = unordered_of(code, (proof for _, proof in proofs))
+        steps_that_may_differ = unordered_of(code, (proof for _, proof in proofs))
     if args.json:
         shown = [{"epoch": e.manifest.epoch, "records": e.records} | proof_as_json(proof) for e, proof in proofs]
-        print_json({"job": stored_job.name, "epochs": shown, "may_differ": unordered_as_json(unordered)})
+        print_json({"job": stored_job.name, "epochs": shown, "may_differ": unordered_as_json(steps_that_may_differ)})
     else:
         rows = [(e.manifest.epoch, f"{e.records:,}", verdict_of(proof)) for e, proof in proofs]
         print(text.table(("epoch", "records", "replay"), rows))
@@ -78,7 +78,7 @@ def handle(args: argparse.Namespace) -> int:
                 "\nNext: if the code has changed since, this is what it would have given. Otherwise look for functions "
                 "that use the time, random numbers or other systems"
             )
-            advise_unordered(unordered, (proof for _, proof in proofs))
+            advise_unordered(steps_that_may_differ, (proof for _, proof in proofs))
         unknown = next((proof.unknown for _, proof in proofs if proof.unknown is not None), None)
         if unknown is not None:
             advise(f"\nnot provable: {unknown}")

@@ -82,12 +82,12 @@ def handle(args: argparse.Namespace) -> int:
         watch, epochs = _watched(args, stored_job, code)
         announce(epochs)
         explanations = [explained(code, epoch, watch, args.limit) for epoch in epochs]
-        unordered = unordered_of(code, (each.proof for each in explanations))
+        steps_that_may_differ = unordered_of(code, (each.proof for each in explanations))
     if args.json:
         kind = "operator" if isinstance(watch, WatchedState) else "sink"
         epochs_shown = [_as_json(each) for each in explanations]
         head = {"job": stored_job.name, "kind": kind, "name": args.name, "key": args.key}
-        print_json({**head, "epochs": epochs_shown, "may_differ": unordered_as_json(unordered)})
+        print_json({**head, "epochs": epochs_shown, "may_differ": unordered_as_json(steps_that_may_differ)})
         return 0
     for each in explanations:
         print(_render(args, each))
@@ -102,7 +102,7 @@ def handle(args: argparse.Namespace) -> int:
             f"no record changed {args.name}, key {args.key}, {extent if explanations else 'in any retained checkpoint'}"
         )
     if any(each.proof.differences for each in explanations):
-        advise_unordered(unordered, (each.proof for each in explanations))
+        advise_unordered(steps_that_may_differ, (each.proof for each in explanations))
     return 0
 
 

@@ -229,11 +229,11 @@ class ProcessOperator(Operator):
         piece = batch.slice(at, most)
         began = self._ctx.time_slice.now()
         numbers = self._number(piece, now_us)
-        events, given = self._handled(lambda: self._records(piece, numbers))
+        events, output = self._handled(lambda: self._records(piece, numbers))
         self._pace.took(events.taken, self._ctx.time_slice.now() - began)
         self._portions.end(events.taken, self.now.shown_in_portion)
         self.rows_in += events.taken
-        return events.taken, given
+        return events.taken, output
 
     def on_watermark(self, at_us: int) -> None:
         """Advance event time to this point; fire the timers that are due, and delete expired values."""

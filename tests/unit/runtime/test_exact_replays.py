@@ -34,7 +34,7 @@ from holdfast.runtime.replay.player import Code, Player
 from holdfast.runtime.replay.proof import Proof
 from holdfast.runtime.replay.script import Script, script_of
 from holdfast.runtime.replay.why import WatchedRows, explained
-from holdfast.runtime.worker.order import TIME, FragmentSteps, FromSource, SubtaskOrder
+from holdfast.runtime.worker.order import TIME, FragmentSteps, FromPartition, SubtaskOrder
 from holdfast.runtime.worker.protocol import Sealed
 from holdfast.runtime.worker.seal import SealJob
 from holdfast.sinks.memory.sink import MemorySink
@@ -254,7 +254,9 @@ def compared(t: TestDriver) -> Iterator[tuple[Proof, dict[Writer, Any], dict[Wri
 class TestExactReplay:
     @pytest.mark.parametrize("app", APPS, ids=lambda app: app.__name__)
     @pytest.mark.parametrize("seed", range(2))
-    def test_of_every_epoch_gives_the_same_rows_in_the_same_order(self, app: Callable[[], hf.App], seed: int) -> None:
+    def test_a_replay_of_every_epoch_gives_the_same_rows_in_the_same_order(
+        self, app: Callable[[], hf.App], seed: int
+    ) -> None:
         with TestDriver(app(), seed=seed) as t:
             played(t, seed)
             epochs = list(compared(t))
@@ -328,7 +330,7 @@ class TestFaults:
 
     def test_one_batch_short_is_seen(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def short(steps: FragmentSteps) -> FragmentSteps:
-            if not any(isinstance(place, FromSource) for place in steps.places):
+            if not any(isinstance(place, FromPartition) for place in steps.places):
                 return steps
             left = (*steps.steps[:-1], steps.steps[-1] - 1) if steps.steps[-1] > 1 else steps.steps[:-3]
             return replace_fields(steps, steps=left)
@@ -405,7 +407,7 @@ class TestObjects:
         assert len(retained) < 14 and named and named <= listed
         assert len(listed) < 2 * 14, "those of expired epochs are gone"
 
-    def test_that_are_damaged_end_a_replay(self) -> None:
+    def test_damaged_records_end_a_replay(self) -> None:
         with TestDriver(sums()) as t:
             t.push("rows", some(1))
             t.checkpoint()
@@ -423,7 +425,7 @@ class TestObjects:
                 replayed(code, epoch)
 
     def test_are_created_again_with_the_same_bytes_alone(self) -> None:
-        order = SubtaskOrder(Epoch(1), Subtask(0), {0: FragmentSteps((FromSource("rows", 0, 0),), (0, 5, 1))})
+        order = SubtaskOrder(Epoch(1), Subtask(0), {0: FragmentSteps((FromPartition("rows", 0, 0),), (0, 5, 1))})
         header = SegmentHeader(JobUuid("j"), Generation(1), Timeline(1), Epoch(1), Epoch(0), WorkerId("w"))
         store = MemoryObjects()
         sealed = [SealJob(header, [], {}, records_order=True, order=order).run(store) for _ in range(2)]
@@ -446,7 +448,7 @@ class TestObjects:
 
 
 class TestOtherCode:
-    def test_that_sends_other_rows_is_replayed_without_the_order(self) -> None:
+    def test_code_that_sends_other_rows_is_replayed_without_the_order(self) -> None:
         with TestDriver(sums()) as t:
             t.push("rows", some(1), 0)
             t.push("rows", some(2), 1)

@@ -18,7 +18,7 @@ from holdfast.runtime.worker.order import (
     TIME,
     FragmentSteps,
     FromChannel,
-    FromSource,
+    FromPartition,
     Recorder,
     SubtaskOrder,
     decode,
@@ -51,7 +51,7 @@ class TestRecord:
         order = record.take(Epoch(4))
         assert order is not None and (order.epoch, order.subtask) == (4, MINE)
         first, second = order.fragments[0], order.fragments[1]
-        assert first.places == (FromSource("rows", 3, 100), FromSource("rows", 1, 7))
+        assert first.places == (FromPartition("rows", 3, 100), FromPartition("rows", 1, 7))
         assert list(first.taken()) == [(0, 12), (1, 1), (0, 15)]
         assert second.places == (FromChannel(0, Subtask(0)), FromChannel(0, Subtask(1)))
         assert list(second.taken()) == [
@@ -76,7 +76,7 @@ class TestRecord:
         assert [sent_at(*step) for step in (steps[0][0], steps[0][2])] == [first, second]
         assert steps[0][1] == (0, 1) and [sent_at(*step) for step in steps[1]] == [second]
 
-    def test_of_a_microbatch_has_the_last_watermark_at_the_end(self) -> None:
+    def test_the_order_of_a_microbatch_has_the_last_watermark_at_the_end(self) -> None:
         record = Recorder(MINE, {}, at_end=True)
         for at_us in (NOW_US, NOW_US + 1):
             record.sent(0, Watermark(at_us))
@@ -97,7 +97,7 @@ class TestRecord:
         before, after = record.take(Epoch(1)), record.take(Epoch(2))
         assert before is not None and after is not None
         assert {at: list(steps.taken()) for at, steps in before.fragments.items()} == {0: [(0, 1)], 1: [(0, 1)]}
-        assert after.fragments == {0: FragmentSteps((FromSource("rows", 0, 1),), (0, 2, 1))}
+        assert after.fragments == {0: FragmentSteps((FromPartition("rows", 0, 1),), (0, 2, 1))}
 
     def test_packs_steps_that_repeat(self) -> None:
         record = Recorder(MINE, {})
@@ -117,7 +117,7 @@ class TestRecord:
         assert order is not None and decode(encode(order), "orders/1") == order
         assert order.fragments[2].portions == {"sums": (5, NOW_US)}
 
-    def test_that_is_damaged_or_newer_is_refused(self) -> None:
+    def test_a_damaged_or_newer_order_is_refused(self) -> None:
         data = encode(SubtaskOrder(Epoch(1), MINE, {}))
         for wrong in (data[:-1], b"", data[:12] + b"\0\0\0" + data[15:]):
             with pytest.raises(Damaged, match="orders/1 cannot be read"):
@@ -130,7 +130,7 @@ events = st.tuples(st.integers(1, 50), st.none() | st.integers(0, NOW_US))
 
 
 class TestPortions:
-    def test_that_nothing_records_are_those_asked_for(self) -> None:
+    def test_portions_that_nothing_records_are_those_asked_for(self) -> None:
         assert Portions().begin(7, lambda: NOW_US) == (7, NOW_US)
         assert Portions().time(NOW_US) == NOW_US
 
@@ -151,7 +151,7 @@ class TestPortions:
         assert [then for then, now in zip(shown, seen, strict=True) if then not in (None, now)] == []
         assert followed.begin(most, lambda: 5) == (most, 5), "behind the record, the present counts"
 
-    def test_of_an_epoch_begin_with_a_time_of_their_own(self) -> None:
+    def test_the_portions_of_an_epoch_begin_with_a_time_of_their_own(self) -> None:
         recorded = RecordedPortions()
         runs = []
         for at_us in (NOW_US, NOW_US + 5):
@@ -202,10 +202,12 @@ class TestReads:
         assert single[: len(wanted)] == wanted
         assert sorted(single) == [(each.partition, n) for each in whole for n in range(each.first, each.end)]
 
-    def test_of_subtasks_are_merged_by_their_shares(self) -> None:
+    def test_the_reads_of_subtasks_are_merged_by_their_shares(self) -> None:
         steps = {
-            (Epoch(1), Subtask(0), 0): FragmentSteps((FromSource("rows", 0, 0),), (0, 5, 4)),
-            (Epoch(1), Subtask(1), 0): FragmentSteps((FromSource("rows", 1, 7),), (SENT, 50, 1, 0, 9, 1, SENT, 3, 1)),
+            (Epoch(1), Subtask(0), 0): FragmentSteps((FromPartition("rows", 0, 0),), (0, 5, 4)),
+            (Epoch(1), Subtask(1), 0): FragmentSteps(
+                (FromPartition("rows", 1, 7),), (SENT, 50, 1, 0, 9, 1, SENT, 3, 1)
+            ),
         }
         items = reads_of(Script(2, (Epoch(1),), steps)).items
         assert items == (

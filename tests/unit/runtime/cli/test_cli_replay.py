@@ -220,7 +220,7 @@ class TestOrder:
         verified = holdfast("checkpoints", "verify", "sales", "--root", str(tmp_path / "root"))
         assert verified.status == 0
 
-    def test_of_other_code_is_not_followed(self, tmp_path: Path, holdfast: Callable[..., Any]) -> None:
+    def test_the_order_of_other_code_is_not_followed(self, tmp_path: Path, holdfast: Callable[..., Any]) -> None:
         job = Job(tmp_path, holdfast, record_order=True)
         job.epoch(("north", 0.1), ("south", 4.0))
         job.file.write_text(job.file.read_text().replace("sales.key_by", "sales.filter(lambda r: r.amount < 2).key_by"))
@@ -228,7 +228,7 @@ class TestOrder:
         assert ended.status == 4 and "the recorded order was not followed, since the code is not as it was" in ended.err
         assert job.asked("check", "--json").json["epochs"][0]["unlike"] is not None
 
-    def test_that_is_damaged_is_found_by_verify(self, tmp_path: Path, holdfast: Callable[..., Any]) -> None:
+    def test_a_damaged_order_is_found_by_verify(self, tmp_path: Path, holdfast: Callable[..., Any]) -> None:
         job, root = Job(tmp_path, holdfast, record_order=True), str(tmp_path / "root")
         job.epoch(("north", 0.1), ("south", 4.0))
         record = min((tmp_path / "root" / "sales" / "orders").glob("*/*/*.order"))
