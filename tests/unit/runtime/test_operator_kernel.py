@@ -37,7 +37,8 @@ IN_BOTH_MODES = True
 
 FOLDER = Path(operators.__file__).parent
 FOR_ALL = {
-    *("backlog", "contract", "differences", "event_clock", "processing_clock", "suspicion", "time_slice"),
+    *("arithmetic", "backlog", "contract", "differences", "direct", "event_clock", "portions", "processing_clock"),
+    *("suspicion", "time_slice"),
     *("aggregates.changes", "joins.rows", "tables.lookup", "windows.early", "windows.merging"),
     *("process.cells", "process.changes", "process.events", "process.step"),
     *("patterns.automaton", "patterns.conditions", "patterns.kept", "patterns.results"),
