@@ -81,6 +81,17 @@ def add_timeout(parser: argparse.ArgumentParser, what: str = "the end") -> None:
     parser.add_argument("--timeout", metavar="D", default="60s", help=f"how long to wait for {what}; default: 60s")
 
 
+def add_accept(parser: argparse.ArgumentParser) -> None:
+    """Add --accept, which leaves rows in a target that a rewind cannot undo."""
+    parser.add_argument(
+        "--accept",
+        metavar="WHAT",
+        action="append",
+        default=[],
+        help="leave a sink's rows that cannot be undone; the plan shows WHAT, as SINK:VERDICT",
+    )
+
+
 def timeout_of(args: argparse.Namespace, not_done: str) -> float:
     """Return --timeout in seconds. Raises ConfigError, with `not_done`, if it is not a duration."""
     return duration_ms(args.timeout, "--timeout", not_done) / 1000

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from harness import Bench
+from pieces import Pieces
 
 import holdfast as hf
 from holdfast.model import (
@@ -28,8 +29,6 @@ from holdfast.model import (
     Timeline,
     WorkerId,
 )
-from holdfast.runtime.plan.ahead import Ahead, DirectReader, Read
-from holdfast.runtime.plan.source import OpenSource, PartitionReader, Source
 from holdfast.runtime.testing.cluster import MemberPorts
 from holdfast.runtime.testing.lanes import VirtualClock
 from holdfast.runtime.wire import messages as m
@@ -38,7 +37,6 @@ from holdfast.runtime.worker.local.opened import MemoryState
 from holdfast.runtime.worker.loop import Limits, WorkerLoop
 from holdfast.sinks.memory.sink import MemorySink
 from holdfast.storage.objects import MemoryObjects
-from holdfast.traits import SourceTraits
 
 PARTITIONS, KEYS = 4, 100_000
 SCHEMA = pa.schema(
@@ -52,50 +50,13 @@ SCHEMA = pa.schema(
 START_US, RECORDS_PER_SECOND = 1_767_225_600_000_000, 100_000
 
 
-@dataclass
-class Pieces(Source, OpenSource):
-    """A source whose reads give so many rows each, up to an end, with times that advance; also its connection."""
-
-    batches: list[pa.RecordBatch]
-    end: int = 0
-    schema: pa.Schema = SCHEMA
-    row_type: None = None
-    where: str = "pieces"
-    traits: SourceTraits = field(default_factory=lambda: SourceTraits(kind="pieces", local_paths=()))
-
-    def open(self) -> Pieces:
-        return self
-
-    def identity(self, partition: int, offset: int) -> str:
-        return "pieces"
-
-    def changed(self, identity: str) -> str | None:
-        return None
-
-    def partitions(self) -> list[int]:
-        return list(range(PARTITIONS))
-
-    def end_offsets(self) -> dict[int, int]:
-        return dict.fromkeys(range(PARTITIONS), self.end)
-
-    def retention_start(self, partition: int) -> int:
-        return 0
-
-    def reader(self, partition: int, offset: int, ahead: Ahead) -> PartitionReader:
-        return DirectReader(self._found, offset)
-
-    def read(self, partition: int, offset: int, max_bytes: int) -> tuple[pa.RecordBatch | None, int]:
-        found = self._found(offset, max_bytes)
-        return found.batch, found.following
-
-    def _found(self, offset: int, _bytes_max: int) -> Read:
-        if offset >= self.end:
-            return Read(None, offset)
-        batch = self.batches[offset // self.batches[0].num_rows % len(self.batches)]
-        first = START_US + offset * PARTITIONS * 1_000_000 // RECORDS_PER_SECOND
-        times = first + np.arange(batch.num_rows) * PARTITIONS * 1_000_000 // RECORDS_PER_SECOND
-        columns = [*batch.columns[:-1], pa.array(times).view(SCHEMA.field("at").type)]
-        return Read(pa.RecordBatch.from_arrays(columns, schema=SCHEMA), offset + batch.num_rows)
+def piece_of(batches: list[pa.RecordBatch], offset: int) -> pa.RecordBatch:
+    """Return the batch of a read, with times that advance with the offset."""
+    batch = batches[offset // batches[0].num_rows % len(batches)]
+    first = START_US + offset * PARTITIONS * 1_000_000 // RECORDS_PER_SECOND
+    times = first + np.arange(batch.num_rows) * PARTITIONS * 1_000_000 // RECORDS_PER_SECOND
+    columns = [*batch.columns[:-1], pa.array(times).view(SCHEMA.field("at").type)]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
 class Copy:
@@ -106,7 +67,8 @@ class Copy:
     """
 
     def __init__(self, job: Callable[[hf.Stream[object]], None], batches: list[pa.RecordBatch], recorded: bool) -> None:
-        self.pieces, self.rows = Pieces(batches), batches[0].num_rows
+        self.pieces = Pieces(SCHEMA, None, PARTITIONS, partial(piece_of, batches))
+        self.rows = batches[0].num_rows
         app = hf.App("pieces")
         job(app.source("rows", self.pieces, event_time="at"))
         self.store = MemoryObjects()

@@ -16,12 +16,11 @@ import polars as pl
 import pyarrow as pa
 from harness import Bench
 from peer_jobs import EURO, Bid, Passed
+from pieces import Pieces
 
 import holdfast as hf
 from holdfast.model import Epoch, Generation, JobUuid, SnapshotHandle, SourcePosition, Subtask, Timeline, WorkerId
 from holdfast.runtime.formats.json_lines import JsonLines
-from holdfast.runtime.plan.ahead import Ahead, DirectReader, Read
-from holdfast.runtime.plan.source import OpenSource, PartitionReader, Source
 from holdfast.runtime.testing.cluster import MemberPorts
 from holdfast.runtime.testing.lanes import VirtualClock
 from holdfast.runtime.wire import messages as m
@@ -37,59 +36,26 @@ from holdfast.sinks.kafka.sink import KafkaSink
 from holdfast.sinks.kafka.target import Records
 from holdfast.storage.kafka.place import KafkaPlace
 from holdfast.storage.objects import MemoryObjects
-from holdfast.traits import SourceTraits
 
 PARTITIONS, ROWS = 2, (10, 100, 1_000)
 VALUE = b'{"auction":%d,"bidder":567890,"price":4321,"channel":"channel-7","dateTime":1796000000000}'
 PLACE = KafkaPlace("nowhere.example:9092", "passed")
 
 
-@dataclass
-class Pieces(Source, OpenSource):
-    """A topic whose reads give so many records each, up to an end; a source and its connection."""
+class Topic:
+    """Records of a topic, decoded for each read."""
 
-    rows: int = 1
-    end: int = 0
-    schema: pa.Schema = field(default_factory=lambda: hf.JSON(Bid).schema)
-    row_type: type = Bid
-    where: str = "pieces"
-    traits: SourceTraits = field(default_factory=lambda: SourceTraits(kind="pieces", local_paths=()))
-
-    def __post_init__(self) -> None:
-        self._lines = JsonLines(self.schema, "ms")
+    def __init__(self) -> None:
+        self.rows = 1
+        """How many a read gives."""
+        self._lines = JsonLines(hf.JSON(Bid).schema, "ms")
         self._values = pa.array([VALUE % n for n in range(max(ROWS))], pa.binary())
 
-    def open(self) -> Pieces:
-        return self
-
-    def identity(self, partition: int, offset: int) -> str:
-        return "pieces"
-
-    def changed(self, identity: str) -> str | None:
-        return None
-
-    def partitions(self) -> list[int]:
-        return list(range(PARTITIONS))
-
-    def end_offsets(self) -> dict[int, int]:
-        return dict.fromkeys(range(PARTITIONS), self.end)
-
-    def retention_start(self, partition: int) -> int:
-        return 0
-
-    def reader(self, partition: int, offset: int, ahead: Ahead) -> PartitionReader:
-        return DirectReader(self._found, offset)
-
-    def read(self, partition: int, offset: int, max_bytes: int) -> tuple[pa.RecordBatch | None, int]:
-        found = self._found(offset, max_bytes)
-        return found.batch, found.following
-
-    def _found(self, offset: int, _bytes_max: int) -> Read:
-        if offset >= self.end:
-            return Read(None, offset)
+    def __call__(self, offset: int) -> pa.RecordBatch:
+        """Return the records of a read."""
         batch, refused = self._lines.decode(self._values[: self.rows])
         assert not refused
-        return Read(batch, offset + self.rows)
+        return batch
 
 
 @dataclass
@@ -125,7 +91,8 @@ class Copy:
     """The job, in one worker."""
 
     def __init__(self, folder: Path) -> None:
-        self.pieces, self.producer = Pieces(), Dropping()
+        self.topic, self.producer = Topic(), Dropping()
+        self.pieces = Pieces(hf.JSON(Bid).schema, Bid, PARTITIONS, self.topic)
         app = hf.App("pieces", root=str(folder))
         passed = app.source("bids", self.pieces).filter(pl.col("price") > 100)
         cheaper = passed.select("auction", "bidder", "dateTime", price=pl.col("price") * EURO)
@@ -153,7 +120,7 @@ class Copy:
     def run(self, batches: int, rows: int) -> float:
         """Process so many batches of each partition; return the processor time of all threads."""
         before, began = self.producer.records, time.process_time()
-        self.pieces.rows, self.pieces.end = rows, self.pieces.end + batches * rows
+        self.topic.rows, self.pieces.end = rows, self.pieces.end + batches * rows
         while self._loop.turn():
             while waiting := self._ports.lanes.waiting():
                 waiting[0].step()

@@ -29,7 +29,7 @@ from holdfast.errors import ConfigError, Fenced, Unavailable, Where
 from holdfast.model import Epoch
 from holdfast.quantities import BYTES
 from holdfast.runtime.cli import text
-from holdfast.runtime.cli.arguments import add_app, add_command, add_job, add_timeout, root_of, timeout_of
+from holdfast.runtime.cli.arguments import add_accept, add_app, add_command, add_job, add_timeout, root_of, timeout_of
 from holdfast.runtime.cli.operate.history import RUNNING, status_of
 from holdfast.runtime.cli.reporting import advise, print_json
 from holdfast.runtime.cli.start.run import add_adopt
@@ -71,13 +71,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--apply", action="store_true", help="carry out the plan; without it nothing is changed")
     parser.add_argument("--plan", metavar="ID", help="apply only this plan, and only while the same run continues")
-    parser.add_argument(
-        "--accept",
-        metavar="WHAT",
-        action="append",
-        default=[],
-        help="leave a sink's rows that cannot be undone; the plan shows WHAT, as SINK:VERDICT",
-    )
+    add_accept(parser)
     parser.add_argument("--stop", action="store_true", help="leave the job stopped at that checkpoint")
     add_adopt(parser)
     add_app(parser)

@@ -21,7 +21,7 @@ from typing import Any
 from holdfast.checkpoint.joblog import Completed, Job
 from holdfast.checkpoint.manifest import Manifest
 from holdfast.errors import ConfigError, Where
-from holdfast.runtime.cli.arguments import add_app, add_command, add_job, add_timeout, timeout_of
+from holdfast.runtime.cli.arguments import add_accept, add_app, add_command, add_job, add_timeout, timeout_of
 from holdfast.runtime.cli.operate import rewind
 from holdfast.runtime.cli.operate.history import RUNNING, status_of
 from holdfast.runtime.cli.operate.savepoint import name_last
@@ -66,13 +66,7 @@ def add_parser(subparsers: Any) -> None:
         help="rewind to this checkpoint: its epoch, or a savepoint's name; default: the job's last one, no rewind",
     )
     parser.add_argument("--apply", action="store_true", help="carry out the plan; without it nothing is changed")
-    parser.add_argument(
-        "--accept",
-        metavar="WHAT",
-        action="append",
-        default=[],
-        help="leave a sink's rows that cannot be undone; the plan shows WHAT, as SINK:VERDICT",
-    )
+    add_accept(parser)
     add_drop_state(parser)
     add_app(parser)
     add_timeout(parser, "the end of the run, and for repairs")

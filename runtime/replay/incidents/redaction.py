@@ -29,7 +29,7 @@ from holdfast.runtime.plan.model import Plan, SinkSpec
 from holdfast.runtime.replay.incidents.incident import Incident, TakenCheckpoint
 from holdfast.runtime.replay.incidents.recorded import TakenPartition
 from holdfast.runtime.replay.incidents.states import KEY, VALUE
-from holdfast.runtime.replay.incidents.tints import Tint, Tints
+from holdfast.runtime.replay.incidents.taints import Taint, Taints
 from holdfast.runtime.rows.dead_letters import RAW
 from holdfast.sinks.protocol.staging import audited
 
@@ -79,9 +79,9 @@ def redacted(incident: Incident, plan: Plan, columns: Sequence[str]) -> Incident
     Raises:
         ConfigError: no source has such a column, it is not text, or a column of state depends on it.
     """
-    tints = Tints(plan, _by_source(incident, plan, columns))
+    taints = Taints(plan, _by_source(incident, plan, columns))
     _refuse_undecoded(incident)
-    holding = _Kept(incident, plan, tints)
+    holding = _Kept(incident, plan, taints)
     names = Pseudonyms.of(holding.values())
     start = None if incident.start is None else holding.checkpoint(incident.start, names)
     rows = {spec.name: holding.rows(spec, names) for spec in plan.sinks if spec.name in incident.rows}
@@ -111,8 +111,8 @@ class _Kept:
         ConfigError: a column depends on them in another way.
     """
 
-    def __init__(self, incident: Incident, plan: Plan, tints: Tints) -> None:
-        self._incident, self._tints = incident, tints
+    def __init__(self, incident: Incident, plan: Plan, taints: Taints) -> None:
+        self._incident, self._taints = incident, taints
         self._sources = {spec.name: spec for spec in plan.sources}
         self._sinks = {spec.name: spec for spec in plan.sinks}
         at = [each for each in (incident.start, incident.end) if each is not None]
@@ -135,7 +135,7 @@ class _Kept:
         for partition in self._incident.input:
             for read, _ in partition.reads:
                 if read.batch is not None:
-                    names = self._tints.of_source(partition.at.source)
+                    names = self._taints.of_source(partition.at.source)
                     yield from (read.batch.column(name) for name in names if name in read.batch.schema.names)
         for at in (self._incident.start, self._incident.end):
             for operator, table in ({} if at is None else at.state).items():
@@ -149,7 +149,7 @@ class _Kept:
     def partition(self, of: TakenPartition, names: Pseudonyms) -> TakenPartition:
         """Return records with pseudonyms."""
         batches = [piece.batch for piece, _ in of.reads if piece.batch is not None]
-        fresh = iter(_replaced(batches, self._tints.of_source(of.at.source), names))
+        fresh = iter(_replaced(batches, self._taints.of_source(of.at.source), names))
         reads = (
             (piece if piece.batch is None else replace(piece, batch=next(fresh), token=None), watermark)
             for piece, watermark in of.reads
@@ -177,20 +177,20 @@ class _Kept:
         operator = next(each for each in at.manifest.operators if each.name == name and not each.dropped)
         for field in at.state[name].schema:
             if field.name.startswith(KEY):
-                tint = self._tints.of_key(operator, field.name.removeprefix(KEY), field.type)
+                taint = self._taints.of_key(operator, field.name.removeprefix(KEY), field.type)
             else:
-                tint = self._tints.of_value(operator, field.name.removeprefix(VALUE), field.type)
-            if tint is Tint.COMPUTED:
+                taint = self._taints.of_value(operator, field.name.removeprefix(VALUE), field.type)
+            if taint is Taint.COMPUTED:
                 raise self._hidden(f"column {field.name.partition('/')[2]!r} in the state of operator {name!r}", name)
-            if tint is Tint.COPY:
+            if taint is Taint.COPY:
                 yield field.name
 
     def _of_sink(self, sink: str) -> list[str]:
-        tints = self._tints.of_sink(sink)
-        for name, tint in tints.items():
-            if tint is Tint.COMPUTED and self._holds_text(sink, name):
+        taints = self._taints.of_sink(sink)
+        for name, taint in taints.items():
+            if taint is Taint.COMPUTED and self._holds_text(sink, name):
                 raise self._hidden(f"column {name!r} of sink {sink!r}", None)
-        return [name for name, tint in tints.items() if tint is Tint.COPY]
+        return [name for name, taint in taints.items() if taint is Taint.COPY]
 
     def _holds_text(self, sink: str, name: str) -> bool:
         kind = self._sinks[sink].schema.field(name).type
@@ -258,7 +258,7 @@ def is_text(kind: pa.DataType) -> bool:
 def _replaced(
     batches: Sequence[pa.RecordBatch], columns: Collection[str], names: Pseudonyms
 ) -> Iterator[pa.RecordBatch]:
-    """Yield batches with pseudonyms; the values of all batches are looked up at once."""
+    """Yield batches with pseudonyms; one look-up serves the values of all batches."""
     fresh = {}
     for name in columns if batches else ():
         fresh[name] = names.replaced(pa.concat_arrays([batch.column(name) for batch in batches]))

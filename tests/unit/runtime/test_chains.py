@@ -113,28 +113,6 @@ class TestChains:
         expected = through(chain, frame_of(rows))
         assert [row for batch in out for row in batch.to_pylist()] == expected.to_dicts()
 
-    @pytest.mark.parametrize("every", [1, 7, 20])
-    def test_a_quotient_does_not_depend_on_how_many_rows_a_batch_has_or_a_filter_leaves(self, every: int) -> None:
-        """Polars multiplies a column by the inverse of a literal, but for a single row it divides."""
-        schema = pa.schema([pa.field("n", pa.int32()), pa.field("x", pa.float64())])
-        batch = pa.record_batch([pa.array(range(100), pa.int32()), pa.array([i / 10 for i in range(100)])], schema)
-        quotients: dict[int, list[Any]] = {}
-        for size in (1, 10, 100):
-            app, out = hf.App("test"), list[pa.RecordBatch]()
-            rows = app.source("rows", PlannedSource(schema)).filter(pl.col("n") % every == 0)
-            rows.select(n=pl.col("n") / 3.7, x=pl.col("x").abs() / 3.7).sink("out", MemorySink())
-            fragment = FragmentRuntime(
-                app.plan().fragments[0],
-                {},
-                lambda edge, batch: None,
-                lambda sink, batch, out=out: out.append(batch),  # type: ignore[misc]
-            )
-            for first in range(0, 100, size):
-                fragment.on_batch(batch.slice(first, size))
-            quotients[size] = [row for each in out for row in each.to_pylist()]
-        assert quotients[1] == quotients[10] == quotients[100]
-        assert len(quotients[1]) == len(range(0, 100, every))
-
     @pytest.mark.parametrize(
         "chain",
         [

@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 import pytest
 from planned_source import PlannedSource
@@ -15,7 +14,6 @@ from planned_source import PlannedSource
 import holdfast as hf
 from holdfast.runtime.rows.dead_letters import decode_row
 from holdfast.runtime.rows.schema import schema_of
-from holdfast.runtime.time.event_times import times_of, watermark_of
 from holdfast.runtime.time.windows import TIME, TIME_FIRST_US, TIME_LAST_US, Tumbling, event_times_held
 from holdfast.sinks.memory.sink import MemorySink
 from holdfast.testing import TestDriver
@@ -133,12 +131,3 @@ class TestTheRange:
         bids = hf.App("x").source("bids", PlannedSource(SCHEMA), event_time="at")
         with pytest.raises(hf.ConfigError, match="1,000 years"):
             bids.key_by("auction").window(hf.tumbling(size), allowed_lateness=lateness)
-
-
-def test_a_time_that_is_a_quotient_does_not_depend_on_how_many_rows_a_batch_has() -> None:
-    schema = pa.schema([pa.field("n", pa.int64())])
-    batch = pa.record_batch([pa.array([i * 1_000_003 for i in range(200)])], schema)
-    column = watermark_of((pl.col("n") / 3.7).cast(pl.Int64).cast(pl.Datetime("us", "UTC")), schema, "test")
-    whole = times_of(column, batch, "s", None)
-    single = [times_of(column, batch.slice(row, 1), "s", None) for row in range(len(batch))]
-    assert whole == pa.concat_arrays(single)

@@ -35,7 +35,7 @@ from holdfast.runtime.replay.incidents.incident import About, Incident, read, ta
 from holdfast.runtime.replay.incidents.making import made
 from holdfast.runtime.replay.incidents.recorded import TakenPartition
 from holdfast.runtime.replay.incidents.redaction import Pseudonyms
-from holdfast.runtime.replay.incidents.tints import Tint, Tints
+from holdfast.runtime.replay.incidents.taints import Taint, Taints
 from holdfast.runtime.replay.player import Code
 from holdfast.sinks.memory.sink import MemorySink
 from holdfast.testing import TestDriver
@@ -132,10 +132,10 @@ class TestRedaction:
     @pytest.mark.parametrize("missed", ["of_key", "of_source"])
     def test_missed_state_or_records_are_refused(self, missed: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """Planted: pseudonyms are not put into the keys of state, or not into records."""
-        free: dict[str, object] = {"of_key": lambda *_: Tint.FREE, "of_source": lambda *_: ()}
+        free: dict[str, object] = {"of_key": lambda *_: Taint.FREE, "of_source": lambda *_: ()}
         with TestDriver(totals(), seed=1) as t:
             played(t, 1, WORDS)
-            monkeypatch.setattr(Tints, missed, free[missed])
+            monkeypatch.setattr(Taints, missed, free[missed])
             with pytest.raises((ConfigError, AssertionError)):
                 made(code_of(t), newest(stored(t), 1)[0], About(), columns=["k"])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import shutil
 import sys
 import zipfile
@@ -221,8 +222,7 @@ class TestWrittenTest:
     @staticmethod
     def run(test: Path) -> dict[str, str]:
         """Run the tests of a file, and return the failure of each, empty if it is green."""
-        names: dict[str, Any] = {"__file__": str(test), "__name__": "written"}
-        exec(compile(test.read_text(), str(test), "exec"), names)  # noqa: S102
+        names = runpy.run_path(str(test), run_name="written")
         calls: dict[str, Callable[[], object]] = {"edited": names["test_the_expectation_was_edited"]}
         for sink in names["EXPECTED"]:
             calls[sink] = lambda sink=sink: names["test_the_epoch_gives_what_is_expected"](sink)  # type: ignore[misc]

@@ -36,7 +36,7 @@ KEEPING = frozenset({"min", "max", "first", "last"})
 COUNTING = frozenset({"count"})
 
 
-class Tint(Enum):
+class Taint(Enum):
     """How a column depends on the values."""
 
     FREE = "free"
@@ -52,7 +52,7 @@ class Stateful:
     placed: Placed
 
 
-class Tints:
+class Taints:
     """The columns of a plan.
 
     Args:
@@ -73,26 +73,26 @@ class Tints:
         """Return the columns of a source whose values matter."""
         return self._columns.get(name, ())
 
-    def of_sink(self, name: str) -> dict[str, Tint]:
-        """Return the tints of the columns that reach a sink."""
+    def of_sink(self, name: str) -> dict[str, Taint]:
+        """Return the taints of the columns that reach a sink."""
         for fragment in self._plan.fragments:
             for placed in fragment.steps:
                 if placed.step.writes_to == name:
                     return {each: self.of(fragment.index, placed.input, each) for each in placed.schema.names}
         return {}
 
-    def of_key(self, operator: OperatorState, column: str, kind: pa.DataType) -> Tint:
-        """Return the tint of a column of an operator's keys."""
+    def of_key(self, operator: OperatorState, column: str, kind: pa.DataType) -> Taint:
+        """Return the taint of a column of an operator's keys."""
         if (at := self._steps.get(operator_of(operator.name))) is None:
             return self._unknown(kind)
         names = {column, *(column.removeprefix(side) for side in SIDES)}
-        tints = [tint for name in names for tint in self._inputs(at, name)]
-        if tints:
-            return _joined(tints)
+        taints = [taint for name in names for taint in self._inputs(at, name)]
+        if taints:
+            return _joined(taints)
         return self._opaque(at, kind)
 
-    def of_value(self, operator: OperatorState, column: str, kind: pa.DataType) -> Tint:
-        """Return the tint of a column of an operator's values."""
+    def of_value(self, operator: OperatorState, column: str, kind: pa.DataType) -> Taint:
+        """Return the taint of a column of an operator's values."""
         if (at := self._steps.get(operator_of(operator.name))) is None:
             return self._unknown(kind)
         identity = operator.schema.get("identity", {})
@@ -100,12 +100,12 @@ class Tints:
             if column == described["name"] or column.startswith(f"{described['name']}."):
                 return self._of_aggregate(at, described, kind)
         for prefix in (ROW, *SIDES):  # names in the state of a user's function have no dots
-            if column.startswith(prefix) and (tints := list(self._inputs(at, column.removeprefix(prefix)))):
-                return _joined(tints)
+            if column.startswith(prefix) and (taints := list(self._inputs(at, column.removeprefix(prefix)))):
+                return _joined(taints)
         return self._opaque(at, kind)
 
-    def of(self, fragment: int, step: int, name: str) -> Tint:
-        """Return the tint of a column of a step's output, or with `INPUT` of the fragment's input."""
+    def of(self, fragment: int, step: int, name: str) -> Taint:
+        """Return the taint of a column of a step's output, or with `INPUT` of the fragment's input."""
         if step <= INPUT:
             if sent := senders(self._plan, fragment, step):
                 return _joined(self.of(*each, name) for each in sent)
@@ -114,68 +114,68 @@ class Tints:
         origin = at.step.made_from(name)
         if isinstance(origin, pl.Expr):
             roots = [self.of(fragment, at.input, root) for root in origin.meta.root_names()]
-            return Tint.FREE if all(tint is Tint.FREE for tint in roots) else Tint.COMPUTED
+            return Taint.FREE if all(taint is Taint.FREE for taint in roots) else Taint.COMPUTED
         if origin is not None:
-            return _joined(tint for tint in self._inputs(Stateful(fragment, at), origin))
+            return _joined(taint for taint in self._inputs(Stateful(fragment, at), origin))
         return self._made(Stateful(fragment, at), name)
 
-    def _of_source(self, fragment: int, name: str) -> Tint:
+    def _of_source(self, fragment: int, name: str) -> Taint:
         for spec in self._plan.sources:
             if spec.fragment == fragment:
                 columns = self._columns.get(spec.name, ())
                 if spec.computed is not None and spec.computed.name == name:
                     roots = spec.computed.expr.meta.root_names()
-                    return Tint.COMPUTED if any(root in columns for root in roots) else Tint.FREE
-                return Tint.COPY if name in columns else Tint.FREE
-        return Tint.FREE
+                    return Taint.COMPUTED if any(root in columns for root in roots) else Taint.FREE
+                return Taint.COPY if name in columns else Taint.FREE
+        return Taint.FREE
 
-    def _made(self, at: Stateful, name: str) -> Tint:
-        """Return the tint of a column that a step creates, or hands on without saying so."""
+    def _made(self, at: Stateful, name: str) -> Taint:
+        """Return the taint of a column that a step creates, or hands on without saying so."""
         # Late rows and other sides have columns that the stream lacks; they may have any type.
         kind = at.placed.schema.field(name).type if name in at.placed.schema.names else pa.large_string()
         if not _may_hold_text(kind):
-            return Tint.FREE
+            return Taint.FREE
         for described in self._identities.get(at.placed.step.name or "", {}).get("aggregates", ()):
             if name == described["name"]:
                 return self._of_aggregate(at, described, kind)
         same = list(self._inputs(at, name))
-        if any(tint is Tint.COPY for tint in same):
+        if any(taint is Taint.COPY for taint in same):
             return _joined(same)
         if same and not at.placed.step.busy_with():
             return _joined(same)
         return self._opaque(at, kind)
 
-    def _of_aggregate(self, at: Stateful, described: dict[str, Any], kind: pa.DataType) -> Tint:
+    def _of_aggregate(self, at: Stateful, described: dict[str, Any], kind: pa.DataType) -> Taint:
         function = described["function"].removesuffix(WHERE)
         given = [described.get("input"), described.get("by"), *described.get("columns", ())]
-        tints = [tint for each in given if each for tint in self._inputs(at, each["column"])]
-        if function in COUNTING or all(tint is Tint.FREE for tint in tints):
-            return Tint.FREE
-        if function in KEEPING and all(tint is Tint.COPY for tint in tints):
-            return Tint.COPY if _is_text(kind) else Tint.FREE
-        return Tint.COMPUTED
+        taints = [taint for each in given if each for taint in self._inputs(at, each["column"])]
+        if function in COUNTING or all(taint is Taint.FREE for taint in taints):
+            return Taint.FREE
+        if function in KEEPING and all(taint is Taint.COPY for taint in taints):
+            return Taint.COPY if _is_text(kind) else Taint.FREE
+        return Taint.COMPUTED
 
-    def _inputs(self, at: Stateful, name: str) -> Iterator[Tint]:
-        """Yield the tints of the columns of this name in the inputs of a step; a side has columns of its own."""
+    def _inputs(self, at: Stateful, name: str) -> Iterator[Taint]:
+        """Yield the taints of the columns of this name in the inputs of a step; a side has columns of its own."""
         reads_side = at.placed.step.reads_side != MAIN
         for point in at.placed.inputs:
             if reads_side or name in _names(self._plan, at.fragment, point):
                 yield self.of(at.fragment, point, name)
 
-    def _opaque(self, at: Stateful, kind: pa.DataType) -> Tint:
-        """Return the tint of what may be made of any input column."""
+    def _opaque(self, at: Stateful, kind: pa.DataType) -> Taint:
+        """Return the taint of what may be made of any input column."""
         if not _may_hold_text(kind):
-            return Tint.FREE
+            return Taint.FREE
         every = (
             self.of(at.fragment, point, name)
             for point in at.placed.inputs
             for name in _names(self._plan, at.fragment, point)
         )
-        return Tint.FREE if all(tint is Tint.FREE for tint in every) else Tint.COMPUTED
+        return Taint.FREE if all(taint is Taint.FREE for taint in every) else Taint.COMPUTED
 
-    def _unknown(self, kind: pa.DataType) -> Tint:
-        """Return the tint of state that the present code has no operator for."""
-        return Tint.COMPUTED if _may_hold_text(kind) else Tint.FREE
+    def _unknown(self, kind: pa.DataType) -> Taint:
+        """Return the taint of state that the present code has no operator for."""
+        return Taint.COMPUTED if _may_hold_text(kind) else Taint.FREE
 
 
 def _names(plan: Plan, fragment: int, point: int) -> list[str]:
@@ -184,10 +184,10 @@ def _names(plan: Plan, fragment: int, point: int) -> list[str]:
     return list(step_at(plan, fragment, point).schema.names)
 
 
-def _joined(tints: Iterable[Tint]) -> Tint:
-    """Return the tint of a column that has the values of all of these."""
-    every = set(tints)
-    return every.pop() if len(every) == 1 else (Tint.COMPUTED if every else Tint.FREE)
+def _joined(taints: Iterable[Taint]) -> Taint:
+    """Return the taint of a column that has the values of all of these."""
+    every = set(taints)
+    return every.pop() if len(every) == 1 else (Taint.COMPUTED if every else Taint.FREE)
 
 
 def _is_text(kind: pa.DataType) -> bool:
